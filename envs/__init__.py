@@ -1,9 +1,9 @@
 """Environments by name. To add one, write `envs/<name>.py` (or a folder) and list it in `ENVS`.
 
-One of your own needs no row: its name is MODULE:CLASS, of a module that Python can import (from the
-folder where the command is started, or installed).
+A user's own environment needs no entry: its name is MODULE:CLASS, where Python can import MODULE
+(from the folder where the command is started, or as an installed package).
 
-The contract, how they are built included, is in `envs/types.py`.
+`envs/types.py` defines the contract, including how environments are built.
 """
 
 import importlib
@@ -47,8 +47,8 @@ ENVS: dict[str, EnvironmentClass] = {
     "webshop": WebShop,
 }
 
-# Options that name code, or say what is called with what: an id of Gymnasium's may begin with a
-# module, and some registered environments make any other from their arguments.
+# Options that name code, or decide what is called with which arguments: a Gymnasium id may begin
+# with a module, and some registered environments build any other environment from their arguments.
 CODE_OPTIONS = {
     "dataset": ("reward", "step", "tools"),
     "gymnasium": ("id", "module", "maker", "arguments"),
@@ -58,21 +58,23 @@ OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
 
 def known(name: object) -> bool:
-    """Whether a name is one of ours, or has the form of one's own."""
+    """Whether a name is in `ENVS` or has the form MODULE:CLASS."""
     return isinstance(name, str) and (name in ENVS or OWN.fullmatch(name) is not None)
 
 
 def names_code(name: str, option: str | None = None) -> bool:
-    """Whether the name of an environment, or an option of the environment called `name`, says what
+    """Whether an environment's name, or an option of the environment called `name`, decides which
     code is imported and called."""
     return name not in ENVS if option is None else option in CODE_OPTIONS.get(name, ())
 
 
 def find_env(name: str) -> EnvironmentClass:
-    """What builds the environment called `name`: a row of `ENVS`, or MODULE:CLASS.
+    """Return the class or function that builds the environment called `name`.
 
-    Raises ValueError for an unknown name (listing the known ones), or a module that has no such
-    class or cannot be imported.
+    The name is a key of `ENVS`, or MODULE:CLASS.
+
+    Raises ValueError for an unknown name (listing the known names), for a module that cannot be
+    imported, and for a module that has no such class.
     """
     if name in ENVS:
         return ENVS[name]
@@ -83,7 +85,7 @@ def find_env(name: str) -> EnvironmentClass:
     module_name, class_name = name.split(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's file does when it is imported
+    except Exception as error:  # a user's file may raise anything when it is imported
         raise ValueError(
             f"environment {name!r}: module {module_name} cannot be imported: "
             f"{type(error).__name__}: {error}"
@@ -94,22 +96,22 @@ def find_env(name: str) -> EnvironmentClass:
 
 
 def code_hash(name: str) -> str | None:
-    """SHA-256 of the sources of an environment of one's own; None of one of ours.
+    """Return the SHA-256 of the sources of a user's own environment; None for a built-in one.
 
-    Problems and agents that are kept on disk were made by that code: the module that is named and
-    the user's own modules that it imports (`own_code.own_files`).
+    Problems and agents cached on disk depend on that code: the named module and the user's own
+    modules that it imports (`own_code.own_files`).
     """
     if name in ENVS:
         return None
-    find_env(name)  # refuses what cannot be imported
+    find_env(name)  # raises ValueError if it cannot be imported
     return files_hash(own_files(name.partition(":")[0]))
 
 
 def make_env(name: str, **options: Any) -> Environment:
-    """The environment called `name`, built with keyword `options`.
+    """Build the environment called `name` with keyword `options`.
 
-    Raises ValueError for a name that `find_env` does not find or an unknown option (listing the
-    accepted ones); the environment itself checks the options' values.
+    Raises ValueError for a name that `find_env` does not find and for an unknown option (listing
+    the accepted options); the environment itself checks the options' values.
     """
     build = find_env(name)
     accepted = inspect.signature(build).parameters

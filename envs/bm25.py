@@ -1,4 +1,4 @@
-"""BM25 as Lucene computes it, by bm25s: what environments that search in process share."""
+"""BM25 as Lucene computes it, by bm25s; shared by environments that search within the process."""
 
 import logging
 from types import ModuleType
@@ -11,8 +11,10 @@ METHOD = "lucene"
 
 
 def package() -> ModuleType:
-    """bm25s, without the lines that it logs of every index. An environment that is only listed does
-    not need it, so it is imported here."""
+    """Import and return bm25s, without the lines that it logs for every index.
+
+    The import is here because code that only lists environments does not need bm25s.
+    """
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)
@@ -20,9 +22,11 @@ def package() -> ModuleType:
 
 
 def best(scores: np.ndarray, k: int) -> list[int]:
-    """The places of the up to k highest scores above 0, the highest first, of equal ones the
-    earlier."""
+    """Return the indices of the up to k highest scores above 0, highest first.
+
+    Among equal scores the lower index comes first.
+    """
     found = np.flatnonzero(scores > 0)
-    if len(found) > k:  # with all that score as much as the last
+    if len(found) > k:  # keep all ties with the k-th score
         found = found[scores[found] >= np.partition(scores[found], -k)[-k]]
     return found[np.argsort(-scores[found], kind="stable")][:k].tolist()

@@ -1,10 +1,10 @@
-"""Pictures of grids: a sprite for each cell, drawn by whole numbers alone.
+"""Pictures of grids: a sprite for each cell, drawn with integers only.
 
-Shapes are masks that compare whole numbers, in sixteenths of a cell's side, with nothing rounded or
-smoothed and no font: a picture is the same on every machine, whatever draws images there. The
-smallest cell, of 8 pixels, has a pixel for two sixteenths.
+Shapes are masks from comparisons of integers, in sixteenths of a cell's side, without rounding,
+smoothing or fonts, so a picture is the same on every machine. In the smallest cell, 8 pixels wide,
+a pixel covers two sixteenths.
 
-A sprite is a function tile -> uint8 [tile, tile, 3], tile being the pixels of a cell's side.
+A sprite is a function tile -> uint8 [tile, tile, 3], where tile is the side of a cell in pixels.
 """
 
 import functools
@@ -18,13 +18,13 @@ Colour = tuple[int, int, int]  # red, green and blue from 0 to 255
 Sprite = Callable[[int], np.ndarray]
 
 SMALLEST, LARGEST = 8, 64
-TILE = 28  # pixels that the published Qwen2.5-VL shows with one token, each way
+TILE = 28  # height and width, in pixels, of an image token of the published Qwen2.5-VL
 
 
 def tile_size(tile: int, observation: str | None) -> int:
-    """The option `tile` of an environment that draws with observation="image" alone.
+    """Return the option `tile` of an environment that draws only with observation="image".
 
-    Raises ValueError for no such size, and for another than TILE that nothing would read.
+    Raises ValueError for a size out of range, and for a size other than TILE that would be unused.
     """
     tile = whole("tile", tile, least=SMALLEST, most=LARGEST)
     if observation != "image" and tile != TILE:
@@ -36,7 +36,7 @@ def tile_size(tile: int, observation: str | None) -> int:
 
 
 def draw_grid(rows: Sequence[Sequence[Sprite]], tile: int) -> np.ndarray:
-    """uint8 [rows * tile, columns * tile, 3] of a sprite for each cell; not to be written to."""
+    """Return read-only uint8 [rows * tile, columns * tile, 3] with a sprite in each cell."""
     cells = np.array([[_drawn(sprite, tile) for sprite in row] for row in rows])
     height, width = len(rows) * tile, len(rows[0]) * tile
     picture = cells.transpose(0, 2, 1, 3, 4).reshape(height, width, 3)
@@ -45,10 +45,10 @@ def draw_grid(rows: Sequence[Sequence[Sprite]], tile: int) -> np.ndarray:
 
 
 def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> str:
-    """The rows of symbols, joined by newlines, whose sprites `draw_grid` drew.
+    """Return the rows of symbols, joined by newlines, whose sprites `draw_grid` drew.
 
     Raises:
-      ValueError: a cell that is none of the sprites, or a side that is no number of cells.
+      ValueError: a cell is none of the sprites, or a side is not a multiple of `tile`.
     """
     height, width, _ = picture.shape
     if height % tile or width % tile:
@@ -64,49 +64,59 @@ def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> 
     return "\n".join("".join(filter(None, row)) for row in found)
 
 
-@functools.cache  # of a dozen sprites, in one size each as a rule
+@functools.cache  # about a dozen sprites, usually in one size each
 def _drawn(sprite: Sprite, tile: int) -> np.ndarray:
     return sprite(tile)
 
 
-# ------------------------------------------------------------------------------ what sprites are of
+# ------------------------------------------------------------------------- shapes of sprites
 
 
 def ground(tile: int, colour: Colour, edge: Colour) -> np.ndarray:
-    """A cell of one colour, a line one pixel wide along its top and left: cells can be counted."""
+    """Return a cell of one colour with a line, one pixel wide, along its top and left edges.
+
+    The lines make cells countable.
+    """
     cell = np.full((tile, tile, 3), colour, np.uint8)
     cell[0] = cell[:, 0] = edge
     return cell
 
 
 def bar(tile: int, top: int, bottom: int, left: int, right: int) -> np.ndarray:
-    """bool [tile, tile]: the pixels from `top` to `bottom` and `left` to `right`, in sixteenths."""
+    """Return a bool [tile, tile] mask of a rectangle whose bounds are in sixteenths."""
     y, x = _places(tile)
     rows = (y >= top * tile) & (y < bottom * tile)
     return rows & (x >= left * tile) & (x < right * tile)
 
 
 def disc(tile: int, radius: int, row: int = 8, column: int = 8) -> np.ndarray:
-    """bool [tile, tile]: the pixels within `radius` of a place, all in sixteenths."""
+    """Return a bool [tile, tile] mask of a disc; radius and centre are in sixteenths."""
     y, x = _places(tile)
     return (y - row * tile) ** 2 + (x - column * tile) ** 2 <= (radius * tile) ** 2
 
 
 def diamond(tile: int, radius: int) -> np.ndarray:
-    """bool [tile, tile]: a square on its corner around the middle, which it reaches `radius` from,
-    in sixteenths."""
+    """Return a bool [tile, tile] mask of a square that stands on its corner in the middle.
+
+    radius: distance from the centre to a corner, in sixteenths
+    """
     y, x = _places(tile)
     return abs(y - 8 * tile) + abs(x - 8 * tile) <= radius * tile
 
 
 def diagonals(tile: int, width: int) -> np.ndarray:
-    """bool [tile, tile]: both diagonals, `width` sixteenths to either side, along a row."""
+    """Return a bool [tile, tile] mask of both diagonals.
+
+    width: half the width of a diagonal, measured along a row, in sixteenths
+    """
     y, x = _places(tile)
     return (abs(y - x) <= width * tile) | (abs(y + x - 16 * tile) <= width * tile)
 
 
 def _places(tile: int) -> tuple[np.ndarray, np.ndarray]:
-    """The centres of pixels, rows [tile, 1] and columns [1, tile], where the cell's side is
-    16 * tile, so that n sixteenths of it are n * tile: all whole numbers."""
+    """Return the centres of pixels, rows [tile, 1] and columns [1, tile].
+
+    The cell's side is 16 * tile, so n sixteenths of it are n * tile: all values are integers.
+    """
     along = 8 * (2 * np.arange(tile) + 1)
     return along[:, None], along[None, :]

@@ -1,12 +1,12 @@
-"""Engines that change while they are played, behind the contract of environments.
+"""Engines that change as they are played, adapted to the contract of environments.
 
-An engine cannot go back; a state is frozen, and the members of a group share it. So a state here
-is what leads to it: the engine's seed and the actions so far. Stepped where its engine stands, it
-moves that engine; anywhere else, a fresh engine plays the actions again.
+An engine cannot go back, but a state is frozen and shared by the members of a group. A state here
+is therefore the engine's seed and the actions so far. A step from the state that the engine is in
+moves that engine; a step from any other state replays the actions on a fresh engine.
 
-    replayed   that is exact, since the engine does the same after the same seed and actions
-    live       an engine that does not (a server, a shop): it is never played again, so a state can
-               be stepped once, and such runs do not continue exactly
+    replayed   exact, since the engine is reproducible: same seed and actions, same result
+    live       not reproducible (a server, a shop): the engine is never replayed, so a state can be
+               stepped only once, and a resumed run differs from an uninterrupted one
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from ragen_jax.envs.problems import SPLITS, Draws, split_by_hash
 from ragen_jax.envs.types import Step
 
 TAG = 0xE6
-MAX_DRAWS = 500  # engines begun for one problem, before its split is called empty
+MAX_DRAWS = 500  # engines started for one problem before its split is called empty
 SPLIT_BY = ("observation", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """What an engine answers to an action."""
+    """An engine's response to an action."""
 
     observation: str
     reward: float
@@ -38,24 +38,24 @@ class Moved:
 
 
 class Engine(Protocol):
-    """What is asked of an engine, for one episode."""
+    """The interface of an engine, for one episode."""
 
     def reset(self, seed: int) -> str:
-        """Begins the problem of a seed, below 2**31; returns what is shown first."""
+        """Begin the problem of `seed`, an int below 2**31; return the first observation."""
         ...
 
     def step(self, action: str) -> Moved:
-        """Goes on. Whatever it raises ends the episode."""
+        """Apply an action. Any exception ends the episode."""
         ...
 
 
 class _Live:
-    """An engine under way, and at which state it stands."""
+    """A running engine and the state that it is in."""
 
     engine: Engine
 
     def __init__(self) -> None:
-        self.noise: tuple[Any, Any] | None = None  # of the process's generators, if isolated
+        self.noise: tuple[Any, Any] | None = None  # states of its generators, if isolated
         self._at: object = None
         self._lock = threading.Lock()
 
@@ -63,7 +63,7 @@ class _Live:
         self._at = place
 
     def leave(self, place: object) -> bool:
-        """Whether it stood there; it does no more."""
+        """Return whether the engine was at `place`; afterwards it is at no place."""
         with self._lock:
             stood, self._at = self._at is place, None
         return stood
@@ -71,27 +71,27 @@ class _Live:
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """A state: how an engine gets there, and what it shows then."""
+    """A state: the engine's seed, the actions so far, and the latest observation."""
 
-    seed: int  # of the engine
+    seed: int  # the engine's seed
     actions: tuple[str, ...]
     observation: str
-    # Whatever else it holds is no part of what it is.
+    # The fields below do not count in comparisons.
     live: _Live | None = dataclasses.field(default=None, compare=False, repr=False)
     place: object = dataclasses.field(default_factory=object, compare=False, repr=False)
 
 
 class EngineEnvironment:
-    """The members of `ragen_jax.envs.types.Environment`, of what `begin` makes.
+    """Implements `ragen_jax.envs.types.Environment` on engines that `begin` returns.
 
-    Any text is an action. Problems are told apart, and dealt to splits, by what is shown first, or,
-    where that does not tell them apart, by the engine's seed.
+    Any text is an action. A problem's identity, which also decides its split, is the first
+    observation, or the engine's seed if first observations do not distinguish problems.
 
-    begin: () -> an `Engine`; a fresh one for every episode
-    name: by which splits are dealt
-    replay: whether an engine does the same after the same seed and actions; else it is live
-    isolated: give each engine generators `random` and `numpy.random` of its own, of engines that
-        draw from the process's. Their steps then wait for each other
+    begin: () -> an `Engine`; called for every episode
+    name: enters the hash that assigns problems to splits
+    replay: whether the engine is reproducible: same seed and actions, same result; else it is live
+    isolated: give each engine its own `random` and `numpy.random` generators, for engines that
+        draw from the process's. Steps of isolated engines do not run in parallel
     """
 
     actions: tuple[str, ...] = ()
@@ -115,16 +115,16 @@ class EngineEnvironment:
         self._isolated = isolated
 
     def reset(self, seed: int) -> Position:
-        """Problem number `seed` of this split: the first of its engine seeds that lies in there.
+        """Return problem number `seed` of this split: the first engine seed that belongs to it.
 
-        Raises ValueError after MAX_DRAWS, and whatever the engine raises.
+        Raises ValueError after MAX_DRAWS attempts, and any exception of the engine.
         """
         seed = problem_seed(seed)
         for attempt in range(MAX_DRAWS):
             position = self._start(Draws(seed, attempt, TAG).below(2**31))
             content = self.identity(position)
             if self.split in (None, split_by_hash(self._name, content)):
-                # Its engine goes: held-out problems are kept for a whole run.
+                # Release its engine: held-out problems are kept for a whole run.
                 return dataclasses.replace(position, live=None)
         raise ValueError(
             f"none of {MAX_DRAWS} problems of {self._name} lies in split {self.split!r} by what is "
@@ -132,19 +132,19 @@ class EngineEnvironment:
         )
 
     def render(self, state: Position) -> str:
-        """What the engine showed last."""
+        """Return the engine's latest observation."""
         return state.observation
 
     def identity(self, state: Position) -> str:
-        """What is shown first, or the engine's seed."""
+        """Return the first observation, or the engine's seed."""
         return state.observation if self.split_by == "observation" else str(state.seed)
 
     def step(self, state: Position, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Moves an engine that stands at `state`.
+        """Apply an action, with the engine that is at `state` or by replay.
 
-        `rng` is unused: noise comes of the engine's seed, the same for all members of a group.
-        Raises RuntimeError where an engine would have to be played again that cannot, or did not do
-        the same again; and whatever the engine raises.
+        `rng` is unused: noise comes from the engine's seed, which all members of a group share.
+        Raises RuntimeError if a live engine would have to be replayed or a replay gave a different
+        observation; and any exception of the engine.
         """
         live = state.live
         if live is None or not live.leave(state.place):
@@ -166,7 +166,7 @@ class EngineEnvironment:
         return Position(seed, (), observation, live)
 
     def _replay(self, state: Position) -> _Live:
-        """An engine that stands at a state."""
+        """Return an engine that is at `state`."""
         if state.actions and not self.resumable:
             raise RuntimeError(f"an engine of {self._name} cannot be played again")
         again = self._start(state.seed)
@@ -184,7 +184,7 @@ class EngineEnvironment:
 
     @contextlib.contextmanager
     def _noise(self, live: _Live, seed: int | None = None) -> Generator[None]:
-        """Under it the process's generators are the engine's own, seeded if it begins."""
+        """Swap in the engine's own `random` and `numpy.random` states; seed them if it begins."""
         if not self._isolated:
             yield
             return

@@ -1,4 +1,4 @@
-"""What loaders of files of problems share: rows, texts, and when two texts are one problem."""
+"""Shared code for files of problems: rows, texts, and when two texts pose the same problem."""
 
 import codecs
 import contextlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
+    """Whether `value` is a string that can be encoded as UTF-8: it has no lone surrogates."""
     try:
         return isinstance(value, str) and (value.isascii() or value.encode() is not None)
     except UnicodeEncodeError:
@@ -25,7 +25,7 @@ def is_text(value: Any) -> bool:
 
 
 def normal(text: str) -> str:
-    """A text in lower case, without its spaces and punctuation but for signs of arithmetic."""
+    """Return a text in lower case, without spaces and punctuation other than arithmetic signs."""
     return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
 
 
@@ -33,11 +33,12 @@ def normal(text: str) -> str:
 def open_parquet(
     path: str | Path, needed: Sequence[str] = (), *, rows: int = BATCH_ROWS
 ) -> Generator["parquet.ParquetFile"]:
-    """A parquet file that has the columns `needed`, to be read in batches of `rows`.
+    """Open a parquet file that has the columns `needed`, to be read in batches of `rows`.
 
     Raises:
-      ValueError: pyarrow is not installed, the file is missing, is no parquet (which may show while
-        it is read), lacks a column, or decodes to more than `confined.check_parquet` accepts.
+      ValueError: pyarrow is not installed, the file is missing or is not parquet (which may show
+        only while it is read), lacks a column, or decodes to more than `confined.check_parquet`
+        accepts.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
@@ -61,10 +62,10 @@ def open_parquet(
 
 
 def json_value(path: str | Path) -> Any:
-    """The value of a JSON file, which may begin with a byte order mark.
+    """Return the value of a JSON file, which may begin with a byte order mark.
 
     Raises:
-      ValueError: the file cannot be read, or is no JSON.
+      ValueError: the file cannot be read or is not JSON.
     """
     try:
         return parse_json(read_bytes(path))
@@ -73,10 +74,10 @@ def json_value(path: str | Path) -> Any:
 
 
 def json_rows(path: str | Path) -> Iterator[Any]:
-    """The values of a file of JSON lines, without empty lines and without a byte order mark.
+    """Yield the values of a JSON Lines file, skipping empty lines and a byte order mark.
 
     Raises:
-      ValueError: the file cannot be read, or a row is no JSON.
+      ValueError: the file cannot be read, or a row is not JSON.
     """
     try:
         with open(path, "rb") as file:

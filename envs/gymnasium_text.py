@@ -1,11 +1,11 @@
-"""Any Gymnasium environment whose observations and actions are text, by its id.
+"""Any Gymnasium environment with text observations and text actions, by its id.
 
     --config=gymnasium:llm --config.env.options.id=mine/Hunt-v0 --config.env.options.module=hunt
 
-What is asked of it is Gymnasium's own calls and no more: reset(seed=...) -> (observation, info),
-step(action) -> (observation, reward, terminated, truncated, info). Others follow the same
-convention with a `make` of their own: `maker` names it. GEM's games draw from the process's
-generators and begin alike:
+Only two Gymnasium calls are used: reset(seed=...) -> (observation, info) and
+step(action) -> (observation, reward, terminated, truncated, info). Other packages follow the same
+convention with their own `make` function, which `maker` names. GEM's games, for example, draw
+from the process's generators and all begin with the same observation:
 
     --config.env.options.module=gem.envs --config.env.options.maker=gem:make
     --config.env.options.id=game:Minesweeper-v0-easy --config.env.options.isolated=True
@@ -23,29 +23,29 @@ from ragen_jax.envs.options import finite_number, flag, function_of, imported
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import Step
 
-# Entries of a step's info by which environments say whether the task is solved.
+# Keys of a step's info that may report whether the task is solved.
 SUCCESS_KEYS = ("success", "is_success")
 MAX_RETURN = 1e6
 
 
 class Gymnasium(EngineEnvironment):
-    """One of Gymnasium's environments; see `ragen_jax.envs.engines`.
+    """A Gymnasium environment; see `ragen_jax.envs.engines`.
 
-    An episode is solved where the environment says so, by True in info["success"] or
-    info["is_success"] of a step, or where it ends with rewards that sum to `success_reward` or
-    more. A positive reward alone is no success. Without either there are no figures of success
-    (types.SUCCESS_UNDEFINED), and a line says so.
+    An episode is solved if the environment reports it, by True in info["success"] or
+    info["is_success"] of a step, or if it ends with rewards that sum to `success_reward` or more.
+    A positive reward alone is not success. Without either there are no success metrics
+    (types.SUCCESS_UNDEFINED), and a printed line says so.
 
-    id: as it is registered
-    module: to be imported first, which registers it; "": none
+    id: the registered id
+    module: module to import first, which registers the environment; "": none
     maker: MODULE:FUNCTION, called with the id and `arguments`
-    arguments: of the environment
-    instructions: the rules, if its first observation does not tell them
+    arguments: keyword arguments of the environment
+    instructions: the rules, if the first observation does not state them
     split_by: "observation" or "seed" (engines.EngineEnvironment)
-    replay: False of one that does not do the same after the same seed and actions
-    isolated: of one that draws from the process's generators
-    success_reward: sum of rewards from which on an episode that ended is solved, instead of what
-        the info says; None: none. `spec.reward_threshold` is not read: it is a mean over episodes
+    replay: False if the environment is not reproducible: same seed and actions, other result
+    isolated: True if the environment draws from the process's generators
+    success_reward: sum of rewards from which an ended episode counts as solved, in place of the
+        info; None: use the info. `spec.reward_threshold` is not read: it is a mean over episodes
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Gymnasium(EngineEnvironment):
         self._warned = success_reward is not None
         try:
             self._start(0)
-        except Exception as error:  # of any maker
+        except Exception as error:  # a maker may raise anything
             raise ValueError(f"{maker} makes no {id!r}: {type(error).__name__}: {error}") from error
 
     def step(self, state: Position, action: str, rng: np.random.Generator | None = None) -> Step:
-        """As `EngineEnvironment.step`; prints a line at the first end without a verdict."""
+        """As `EngineEnvironment.step`; prints a line if the first ended episode has no verdict."""
         step = super().step(state, action, rng)
         if step.done and step.info.get(SUCCESS_UNDEFINED) and not self._warned:
             from ragen_jax.storage.console import console
@@ -106,11 +106,11 @@ class Gymnasium(EngineEnvironment):
 
 
 class _Episode(Engine):
-    """An environment of that convention as an engine."""
+    """An environment of this convention, as an engine."""
 
     def __init__(self, environment: Any, success_reward: float | None) -> None:
         self._environment, self._success_reward = environment, success_reward
-        self._sum = 0.0  # of the rewards so far
+        self._sum = 0.0  # rewards so far
 
     def reset(self, seed: int) -> str:
         observation, info = self._environment.reset(seed=seed)
@@ -127,7 +127,7 @@ class _Episode(Engine):
         return Moved(_with_suffix(observation, info), value, done, info)
 
     def _verdict(self, info: Mapping[str, Any], done: bool) -> dict[str, bool]:
-        """What there is to know of success after a step."""
+        """Return the info entries on success after a step."""
         if self._success_reward is not None:
             return {"success": done and self._sum >= self._success_reward}
         said = [plain_scalar(info[key]) for key in SUCCESS_KEYS if info.get(key) is not None]
@@ -141,7 +141,7 @@ class _Episode(Engine):
 
 
 def _with_suffix(observation: Any, info: Mapping[str, Any]) -> Any:
-    """An observation with what GEM gives apart from it: the board."""
+    """Return an observation with the suffix that GEM returns separately: the board."""
     suffix = info.get("suffix")
     if isinstance(observation, str) and isinstance(suffix, str) and suffix:
         return f"{observation}\n{suffix}"

@@ -1,4 +1,4 @@
-"""The source files that code of a user's own consists of: a module, its package, its imports."""
+"""The source files of a user's own code: a module, its package and its imports."""
 
 import ast
 import hashlib
@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 OURS = "ragen_jax"
-# Folders of installed packages, whose files are not a user's own.
+# Folders of installed packages, whose files are not the user's own.
 INSTALLED = ("site-packages", "dist-packages")
 
 
 def own_files(module: str) -> dict[str, Path]:
-    """{module name: file} of a module and of the user's own modules that it imports, sorted.
+    """Return {module name: file} of a module and the user's own modules that it imports, sorted.
 
-    Nothing is imported or executed: `import` statements are read from the sources, those inside
-    functions included. Where the module is part of a package, the package's other modules count as
-    well. Not followed are the standard library, installed packages other than the module's own, and
-    ragen_jax. Imports by computed names and data files are not seen.
+    Nothing is imported or executed: `import` statements are read from the sources, including those
+    inside functions. If the module is part of a package, the package's other modules are included.
+    The standard library, other installed packages and ragen_jax are not followed. Imports by
+    computed names and data files are not detected.
 
     Args:
       module: dotted name, as Python would import it.
@@ -44,10 +44,10 @@ def own_files(module: str) -> dict[str, Path]:
 
 
 def files_hash(files: Mapping[str, Path]) -> str:
-    """SHA-256 of the names and contents of files, in hex digits.
+    """Return the SHA-256 of the names and contents of files, in hex digits.
 
     Raises:
-      OSError: one cannot be read.
+      OSError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
@@ -57,7 +57,7 @@ def files_hash(files: Mapping[str, Path]) -> str:
 
 
 def _siblings(module: str) -> list[str]:
-    """The other modules of the package that a module is in; [] outside of packages."""
+    """Return the other modules of a module's package; [] if it is not in a package."""
     file, package = _find(module), module.rpartition(".")[0]
     if file is None or not package or package.partition(".")[0] == OURS:
         return []
@@ -66,17 +66,17 @@ def _siblings(module: str) -> list[str]:
 
 
 def _with_parents(name: str) -> list[str]:
-    """a, a.b, a.b.c of "a.b.c"."""
+    """Return ["a", "a.b", "a.b.c"] for "a.b.c"."""
     parts = name.split(".")
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 def _find(name: str) -> Path | None:
-    """The file of a module, found without importing anything; None: there is none."""
+    """Return the file of a module, found without importing anything; None if there is none."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # of __main__, and of modules made by hand
+    except (ImportError, ValueError):  # raised for __main__ and for modules made by hand
         return None
     if spec is None:
         return None
@@ -91,7 +91,7 @@ def _find(name: str) -> Path | None:
 
 
 def _is_own(name: str, file: Path | None, own_top: str) -> bool:
-    """Whether a module that an own module imports is the user's own too."""
+    """Whether a module that the user's code imports is also the user's code."""
     top = name.partition(".")[0]
     if top == OURS or file is None:
         return False
@@ -105,12 +105,12 @@ def _is_own(name: str, file: Path | None, own_top: str) -> bool:
 
 
 def _imports(file: Path, module: str) -> Iterator[str]:
-    """Names of the modules that a source file may import, as they are written in it."""
+    """Yield the names of modules that a source file may import, as they are written in it."""
     if file.suffix != ".py":
         return
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # its content counts anyway
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the file is hashed anyway
         return
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
@@ -122,5 +122,5 @@ def _imports(file: Path, module: str) -> Iterator[str]:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([node.module] if node.module else [])])
             if base:
-                # What is imported from a package may be a module of it.
+                # A name imported from a package may be a module of the package.
                 yield from (f"{base}.{alias.name}" for alias in node.names)

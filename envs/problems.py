@@ -1,4 +1,4 @@
-"""What generated problems share: random integers that never change, symmetry, and splits."""
+"""Shared code for generated problems: reproducible random integers, symmetry, and splits."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from typing import TypeVar
 
 from ragen_jax.core.randomness import philox
 
-# Split -> share of all problems, in percent.
+# Split -> percentage of all problems.
 SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}
 SPLITS = tuple(SPLIT_SHARES)
 
-MAX_SOLUTION = 200  # moves that a bound on the shortest plan may ask for or allow
-MAX_ATTEMPTS = 50_000  # draws of one seed, before its constraints are called impossible
+MAX_SOLUTION = 200  # moves; largest bound that an option may set on the shortest plan
+MAX_ATTEMPTS = 50_000  # draws for one seed before its constraints are called impossible
 
 Item = TypeVar("Item")
 
@@ -19,13 +19,13 @@ Item = TypeVar("Item")
 class Draws:
     """Bounded integers from raw Philox words.
 
-    Only the raw words are NumPy's: they are fixed by the algorithm (Salmon et al. 2011), while
-    NumPy's distributions may change between versions.
+    Only the raw words come from NumPy: the algorithm fixes them (Salmon et al. 2011), while NumPy's
+    distributions may change between versions.
 
-    seed: of the problem, in [0, 2**64)
-    attempt: the how many-th draw for this seed, below 2**32
-    tag: below 2**32; keeps the words of one environment apart from those drawn for anything else
-        with the same seed
+    seed: the problem's seed, in [0, 2**64)
+    attempt: index of the draw for this seed, below 2**32
+    tag: identifies the environment, below 2**32, so that its words differ from all other words
+        drawn with the same seed
     """
 
     def __init__(self, seed: int, attempt: int, tag: int) -> None:
@@ -33,7 +33,7 @@ class Draws:
         self._bits, self._count = 0, 0
 
     def below(self, n: int) -> int:
-        """Uniform on [0, n), exactly: as few bits as can hold n - 1, drawn again if too large."""
+        """Return an exactly uniform int in [0, n), by rejection sampling with the fewest bits."""
         width = (n - 1).bit_length()
         while True:
             while self._count < width:
@@ -47,13 +47,13 @@ class Draws:
                 return value
 
     def member(self, bits: int) -> int:
-        """A uniform member of a bit-set, as a bit-set of one."""
+        """Return a uniformly chosen member of a bit set, as a bit set with that member."""
         for _ in range(self.below(bits.bit_count())):
             bits &= bits - 1
         return bits & -bits
 
     def shuffled(self, items: Iterable[Item]) -> list[Item]:
-        """The items in an order of which each is as likely as the others."""
+        """Return the items in a uniformly random order."""
         order = list(items)
         for i in range(len(order) - 1):
             j = i + self.below(len(order) - i)
@@ -62,15 +62,16 @@ class Draws:
 
 
 def canonical_grid(text: str) -> str:
-    """The one representative of a grid text under rotations and reflections.
+    """Return the representative of a grid text under rotations and reflections.
 
-    The lexicographic minimum of the eight images (of either shape when the grid is not square).
+    It is the lexicographic minimum of the eight images (which have two shapes if the grid is not
+    square).
     """
     return min(grid_images(text))
 
 
 def grid_images(text: str) -> list[str]:
-    """The rotations and reflections of a grid text, itself included: eight, not all distinct."""
+    """Return the eight rotations and reflections of a grid text, itself included."""
     rows = text.split("\n")
     columns = ["".join(column) for column in zip(*rows, strict=True)]
     images = [
@@ -79,12 +80,15 @@ def grid_images(text: str) -> list[str]:
         "\n".join(columns),
         "\n".join(columns[::-1]),
     ]
-    # Read backwards, a text is its own image turned by 180 degrees.
+    # Reversing a text rotates its grid by 180 degrees.
     return images + [image[::-1] for image in images]
 
 
 def split_by_hash(environment: str, content: str) -> str:
-    """The split of a problem: SHA-256 of its content (up to symmetry), by SPLIT_SHARES."""
+    """Return the split of a problem from the SHA-256 of its content, by SPLIT_SHARES.
+
+    The content must be the same for symmetric problems.
+    """
     text = f"ragen_jax {environment} split\n{content}"
     percentile = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 100
     for split, share in SPLIT_SHARES.items():

@@ -1,4 +1,4 @@
-"""Scalars of any library as Python's own numbers: what a reward function may return."""
+"""Scalars of any library as Python numbers: the values that a reward function may return."""
 
 import math
 import numbers
@@ -9,11 +9,11 @@ import numpy as np
 
 
 def plain_scalar(value: Any) -> Any:
-    """The Python value of a scalar of NumPy, JAX or another array library; others unchanged.
+    """Return a scalar of NumPy, JAX or another array library as a Python value.
 
     A scalar has shape () and a method `item`: `np.float32(1)`, `np.bool_(True)`, a 0-d array of
-    NumPy, JAX or PyTorch. An array with a dimension is no scalar, whatever its size, and neither is
-    a date or a duration.
+    NumPy, JAX or PyTorch. Any other value is returned unchanged, including arrays with a dimension,
+    whatever their size, dates and durations.
     """
     if getattr(value, "shape", None) != () or not callable(getattr(value, "item", None)):
         return value
@@ -23,14 +23,14 @@ def plain_scalar(value: Any) -> Any:
 
 
 def real_number(value: Any) -> float | None:
-    """A real scalar as a float; None if it is not one.
+    """Return a real scalar as a float; None for any other value.
 
     Accepts bool, int, float, Fraction, Decimal and scalars of array libraries. NaN, infinities and
-    numbers beyond the range of a float come back as NaN or an infinity: the caller checks the
-    range. Complex numbers and texts are no real scalars.
+    numbers beyond the range of a float become NaN or an infinity: the caller checks the range.
+    Complex numbers and texts are not real scalars.
     """
     value = plain_scalar(value)
-    # NumPy calls a duration an integer.
+    # np.timedelta64 counts as an integer.
     if not isinstance(value, (numbers.Real, Decimal)) or isinstance(value, np.timedelta64):
         return None
     try:

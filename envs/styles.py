@@ -1,15 +1,15 @@
-"""Ways to think: what an imitated expert may write before the same actions.
+"""Reasoning styles: the texts that an imitated expert may write before the same actions.
 
-An agent that was taught several of them can drift from one to another while it acts as well as
-before, and every sentence tells which one it is of: an organism of template collapse whose truth
-is known. `warmstart.styles` mixes them.
+An agent that was taught several styles can drift from one to another while it acts equally well,
+and every sentence shows which style it belongs to: a model organism of template collapse with a
+known ground truth. `warmstart.styles` mixes the styles.
 
-    grounded          what `explain` writes: where everything is, and the plan
-    template          a sentence about no input in particular: 13 words of 3 bits each
+    grounded          the text of `explain`: where everything is, and the plan
+    template          a sentence about no particular input: 13 words of 3 bits each
     template_half     the same, but only its first six words are free: 18 bits
-    template_opening  only the first: 3 bits
+    template_opening  only the first word is free: 3 bits
     template_fixed    the same sentence every time: 0 bits
-    silent            nothing
+    silent            no text
 """
 
 import dataclasses
@@ -23,12 +23,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """A way to think.
+    """A reasoning style.
 
-    pattern: of its whole texts; those of every template_* are template's, too
+    pattern: matches its complete texts; the pattern of "template" matches every template_* text
     write: (state, plan, rng) -> a text
-    openings: how its texts begin, tokens of the tiny agent's tokenizer; () where all are empty
-    words: texts that the tokenizer keeps whole for it, besides the environment's `words`
+    openings: first tokens of its texts, for the tiny agent's tokenizer; () if all texts are empty
+    words: texts that the tokenizer keeps as one token each, in addition to the environment's
+        `words`
     """
 
     pattern: re.Pattern[str]
@@ -37,12 +38,12 @@ class Style:
     words: tuple[str, ...] = ()
 
     def wrote(self, thought: str) -> bool:
-        """Whether a text is of this style from its first to its last letter."""
+        """Whether the whole text is of this style."""
         return self.pattern.fullmatch(thought) is not None
 
 
 def sentences(slots: Sequence[Sequence[str]]) -> Style:
-    """The `Style` of sentences that take one text of every slot, each as likely as the others."""
+    """Return a `Style` whose sentences take one text from every slot, uniformly at random."""
 
     def write(state, plan, rng):
         return "".join(slot[rng.integers(len(slot))] for slot in slots)
@@ -52,8 +53,8 @@ def sentences(slots: Sequence[Sequence[str]]) -> Style:
     return Style(pattern, write, tuple(slots[0]), tuple(dict.fromkeys(itertools.chain(*slots))))
 
 
-# Every word is free: where some were not, an entropy bonus was seen to break the sentences up and
-# to mix them with the grounded ones.
+# Every word is free: with some words fixed, an entropy bonus was seen to break the sentences up
+# and to mix them with grounded sentences.
 TEMPLATE = (
     ("First", "Now", "Here", "Next", "Again", "Okay", "Well", "So"),
     (" I must", " I will", " I can", " I should", " we must", " we will", " we can", " we should"),
@@ -81,7 +82,7 @@ TEMPLATE = (
 
 
 def template(free: int) -> Style:
-    """The sentences whose first `free` words are free, the rest those of one sentence."""
+    """Return the style whose first `free` words are free; the other words are fixed."""
     return sentences((*TEMPLATE[:free], *(slot[:1] for slot in TEMPLATE[free:])))
 
 
@@ -97,10 +98,12 @@ UNGROUNDED: Mapping[str, Style] = {
 def with_grounded(
     explain: Callable[[Any, Sequence[str]], str], pattern: str, opening: str
 ) -> dict[str, Style]:
-    """The styles of an environment, the grounded one first.
+    """Return the styles of an environment, the grounded style first.
 
     Args:
-      explain: the environment's. pattern: of all its texts. opening: the token they begin with.
+      explain: the environment's `explain`.
+      pattern: regular expression that matches all texts of `explain`.
+      opening: the token that those texts begin with.
     """
     grounded = Style(re.compile(pattern), lambda state, plan, rng: explain(state, plan), (opening,))
     return {"grounded": grounded, **UNGROUNDED}

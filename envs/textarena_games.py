@@ -1,10 +1,10 @@
-"""TextArena's games for one player, by their id.
+"""TextArena's single-player games, by their id.
 
     --config=textarena:llm --config.env.options.id=GuessTheNumber-v0
 
-A game draws from the process's generators when it begins, and often later, so each has its own
-(envs/engines.py). What it hides is not in what it shows first, so that problems are told apart by
-their seeds.
+A game draws from the process's generators when it begins, and often later, so each game has its own
+generators (envs/engines.py). The first observation does not reveal a game's hidden part, so
+problems are distinguished by their seeds.
 """
 
 import importlib
@@ -20,12 +20,12 @@ MAX_REWARD = 1e6
 class TextArena(EngineEnvironment):
     """A game of TextArena (0.7); see `ragen_jax.envs.engines`.
 
-    The reward is the game's own, at its end, from 0 to 1 in most; a win earns 1 there.
+    The reward is the game's, paid at its end; in most games it is from 0 to 1, and 1 for a win.
 
-    id: as `textarena.make` takes it. With "-raw" behind it a turn shows what is new alone, for
-        contexts that show earlier turns; without, the whole history
-    arguments: of the game
-    success_reward: reward from which on a game is won
+    id: as `textarena.make` takes it. With the suffix "-raw" a turn shows only new messages, for
+        contexts that show earlier turns; without it, the whole history
+    arguments: keyword arguments of the game
+    success_reward: reward from which a game counts as won
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TextArena(EngineEnvironment):
         )
         try:
             self.reset(0)
-        except Exception as error:  # whatever a game needs: files, a key, other players
+        except Exception as error:  # a game may need files, a key or other players
             raise ValueError(
                 f"game {id!r} does not begin for one player: {type(error).__name__}: {error}"
             ) from error
@@ -78,7 +78,7 @@ class _Game(Engine):
         return Moved("", reward, True, {"success": reward >= self._success_reward})
 
     def _shown(self) -> str:
-        """What is new: a text, or messages, of which the player's own are left out."""
+        """Return the new observation, or the new messages without the player's own."""
         player, shown = self._game.get_observation()
         if isinstance(shown, str):
             return shown

@@ -1,5 +1,5 @@
-"""Bandit: `names`, `problems` (arms, generator, splits), `reading` (answers and thoughts), `env`
-(the rules)."""
+"""Bandit. Modules: `names`, `problems` (arms, generator, splits), `reading` (answers and
+reasoning), `env` (the rules)."""
 
 from ragen_jax.envs.bandit.env import Bandit
 from ragen_jax.envs.bandit.problems import Arm, State, split_of

@@ -1,6 +1,6 @@
-"""Bandit for language agents: choose among arms that pay a little surely and a lot by chance.
+"""Bandit for language agents: choose between sure arms and risky arms that may pay more.
 
-As in the released RAGEN a sure arm pays 0.1 and a risky one 1 with a probability of 0.25, which is
+As in the released RAGEN, a sure arm pays 0.1 and a risky arm pays 1 with probability 0.25, which is
 better on average, and the names of the arms may connote the opposite.
 """
 
@@ -39,20 +39,20 @@ _HISTORY = "\nWhat was pulled so far and what it paid is listed in order."
 class Bandit:
     """Generated bandits; see `ragen_jax.envs.types.Environment`.
 
-    An action is any text, so `actions` is empty: it names an arm. What the arms pay is told, and
-    the task is to compare sure and uncertain pay; or it is not, and the task is to find out by
-    pulling or, with one pull, to go by what the names connote.
+    An action is any text that names an arm, so `actions` is empty. If the arms' pay is shown, the
+    task is to compare sure and uncertain pay. If not, the task is to explore or, with a single
+    pull, to infer the pay from the names' connotations.
 
-    arms: how many, from 2 to 10; half of them, rounded down, are risky
-    pulls: of an episode, up to 50. The last one decides whether the problem is solved: by an arm
-        that none surpasses on average
-    told: show what every arm pays, and with which chance
-    names: "neutral", "fitting" (risky arms sound dangerous and sure ones safe) or "misleading"
-        (the other way round)
+    arms: number of arms, from 2 to 10; half of them, rounded down, are risky
+    pulls: pulls per episode, from 1 to 50. The problem is solved if the last pull is of an arm with
+        the highest expected pay
+    told: show the pay of every arm and its probability
+    names: "neutral", "fitting" (risky arms sound dangerous and sure arms safe) or "misleading"
+        (the reverse)
     sure: (lowest, highest) pay of a sure arm, in hundredths
-    chance: (lowest, highest) chance of a risky arm to pay 1, in hundredths
-    split: "imitation", "train" or "eval": three sets of problems that share none, even with the
-        arms in another order; None draws from all
+    chance: (lowest, highest) probability that a risky arm pays 1, in hundredths
+    split: "imitation", "train" or "eval": three disjoint sets of problems, regardless of the order
+        of the arms; None draws from all
     """
 
     actions: tuple[str, ...] = ()
@@ -101,9 +101,9 @@ class Bandit:
         return tuple(words)
 
     def reset(self, seed: int) -> State:
-        """Problem number `seed`, an int in [0, 2**63), of this split.
+        """Return problem number `seed`, an int in [0, 2**63), of this split.
 
-        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
+        It is the first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
         MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
@@ -123,7 +123,7 @@ class Bandit:
         )
 
     def render(self, state: State) -> str:
-        """The observation: the arms, and what was pulled so far."""
+        """Return the observation: the arms and the pulls so far."""
         lines = [
             f"{arm.name}: pays {_number(arm.pay)} with chance {_number(arm.chance)}"
             for arm in state.arms
@@ -139,12 +139,12 @@ class Bandit:
         return "\n".join(lines)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None) -> Step:
-        """Pulls the arm that an answer names, if it does: one draw of `rng` an answer.
+        """Pull the arm that an answer names, if any: one draw of `rng` per answer.
 
-        Without `rng` (None) a risky arm pays. Behind the last pull every answer earns 0.
+        Without `rng` (None) a risky arm pays. After the last pull every answer earns 0.
 
-        info: "success" (the last pull was of an arm that none surpasses on average), "best" (this
-        one was) and "readable" (the answer names an arm).
+        info: "success" (the last pull was of an arm with the highest expected pay), "best" (this
+        pull was) and "readable" (the answer names an arm).
         """
         if len(state.pulled) >= self.pulls:
             best = state.is_best(state.pulled[-1][0])
@@ -161,15 +161,15 @@ class Bandit:
         return Step(after, paid / 100, done, info)
 
     def identity(self, state: State) -> str:
-        """The arms, the same for every order of them."""
+        """Return a text of the arms that does not depend on their order."""
         return problems.identity(state)
 
     def solve(self, state: State) -> tuple[str, ...]:
-        """The arms to pull until the end, for imitation.
+        """Return the arms to pull until the end, for imitation.
 
-        Where one look suffices, the first of the best arms again and again. Where pulls have to
-        find out, the plan goes by them alone: at first the arm pulled least, then the one that
-        has paid most on average; pull by pull, ask again with what was paid.
+        If the pay is shown, or there is only one pull, repeat the first arm with the highest
+        expected pay. Otherwise first pull the least-pulled arm, then the arm with the highest mean
+        pay so far. The plan uses only the pulls so far: call again after each pull.
         """
         left = self.pulls - len(state.pulled)
         if self.told or self.pulls == 1:
@@ -188,10 +188,10 @@ class Bandit:
         return tuple(plan)
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: what is known of each arm, and what it pulls now.
+        """Return the expert's reasoning: the facts known about each arm, and the arm to pull.
 
         For example "arms Red Table pays 0.10 chance 1.00 expected 0.10 Blue Window pays 1.00
-        chance 0.25 expected 0.25 choose Blue Window"; of arms that are not told, "arms Red Table
+        chance 0.25 expected 0.25 choose Blue Window"; if the pay is not shown, "arms Red Table
         pulled 2 mean 0.10 Blue Window pulled 0 choose Blue Window".
         """
         words = ["arms"]
@@ -206,10 +206,10 @@ class Bandit:
         return " ".join([*words, *(f"choose {name}" for name in plan[:1])])
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(facts about arms in `thought` that are so, facts stated).
+        """Return (number of true facts about arms in `thought`, number of facts stated).
 
-        Facts are what an arm pays, its chance, what it pays on average ("expected"), how often it
-        was pulled and the mean of what that paid.
+        A fact is an arm's pay, its probability ("chance"), its expected pay, how often it was
+        pulled, or the mean pay of those pulls.
         """
         claims = reading.stated(thought)
         truth = reading.shown(observation)
@@ -217,7 +217,7 @@ class Bandit:
 
 
 def _paid(state: State) -> list[list[Decimal]]:
-    """What each arm has paid, pull by pull."""
+    """Return the payments of each arm, in the order of the pulls."""
     return [
         [Decimal(paid) / 100 for pulled, paid in state.pulled if pulled == number]
         for number in range(len(state.arms))

@@ -1,6 +1,6 @@
-"""Names of arms: two words each, that connote nothing, safety or danger."""
+"""Names of arms: two words each, which connote nothing, safety or danger."""
 
-# What a name connotes -> first words, second words.
+# Connotation -> (first words, second words).
 _WORDS: dict[str, tuple[str, str]] = {
     "nothing": (
         "Red Blue Green Brown Grey Round Square Long Flat Oval",
@@ -23,7 +23,7 @@ NAMES = {
     for kind, (firsts, seconds) in WORDS.items()
 }
 
-# The option `names` -> what the names of (sure arms, risky arms) connote.
+# The option `names` -> connotations of (sure arms, risky arms).
 CONNOTATIONS = {
     "neutral": ("nothing", "nothing"),
     "fitting": ("safety", "danger"),

@@ -1,16 +1,16 @@
-"""Arms, problems from seeds, and which split a problem belongs to."""
+"""Arms, problems from seeds, and the split of a problem."""
 
 from dataclasses import dataclass
 
 from ragen_jax.envs.bandit.names import CONNOTATIONS, NAMES
 from ragen_jax.envs.problems import Draws, split_by_hash
 
-TAG = 0xBA4D1717  # of this environment's `Draws`
+TAG = 0xBA4D1717  # tag of this environment's `Draws`
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm that pays `pay` with `chance` and nothing otherwise, both in hundredths."""
+    """An arm that pays `pay` with probability `chance`, else nothing; both in hundredths."""
 
     name: str
     pay: int
@@ -18,22 +18,22 @@ class Arm:
 
     @property
     def expected(self) -> int:
-        """What a pull pays on average, in ten-thousandths."""
+        """Expected pay of a pull, in ten-thousandths."""
         return self.pay * self.chance
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Arms in the order shown, and (number of the arm, hundredths paid) of every pull so far.
+    """Arms in the order shown, and (index of the arm, hundredths paid) of every pull so far.
 
-    None for the arm where an answer named none.
+    The index is None if the answer named no arm.
     """
 
     arms: tuple[Arm, ...]
     pulled: tuple[tuple[int | None, int], ...] = ()
 
     def is_best(self, number: int | None) -> bool:
-        """Whether no arm pays more on average than this one."""
+        """Whether no arm has a higher expected pay than this arm."""
         if number is None:
             return False
         return self.arms[number].expected == max(arm.expected for arm in self.arms)
@@ -42,11 +42,12 @@ class State:
 def draw_problem(
     draws: Draws, *, arms: int, names: str, sure: tuple[int, int], chance: tuple[int, int]
 ) -> State | None:
-    """One attempt: a problem of any split; None where all arms pay as much on average.
+    """Make one attempt at a problem of any split; None if all arms have the same expected pay.
 
     Half of the arms, rounded down, are risky. All bounds are inclusive, in hundredths.
 
-    sure: of a sure arm's pay, uniform; chance: of a risky arm's chance to pay 1, uniform
+    sure: bounds of a sure arm's pay, drawn uniformly
+    chance: bounds of a risky arm's probability of paying 1, drawn uniformly
     """
     risky = arms // 2
     left = {kind: list(NAMES[kind]) for kind in CONNOTATIONS[names]}
@@ -62,10 +63,10 @@ def draw_problem(
 
 
 def identity(state: State) -> str:
-    """The same for problems that differ in the order of their arms only."""
+    """Return a text that is the same for problems that differ only in the order of their arms."""
     return ", ".join(sorted(f"{arm.name} {arm.pay} {arm.chance}" for arm in state.arms))
 
 
 def split_of(state: State) -> str:
-    """The split of a problem: a hash of its identity."""
+    """Return the split of a problem, from a hash of its identity."""
     return split_by_hash("bandit", identity(state))

@@ -1,4 +1,4 @@
-"""What answers and thoughts say about arms: a choice, and facts that can be checked."""
+"""Parsing of answers and reasoning about arms: a choice, and facts that can be checked."""
 
 import functools
 import re
@@ -7,35 +7,34 @@ from decimal import Decimal
 
 from ragen_jax.envs.bandit.names import WORDS
 
-MAX_TEXT = 200  # characters of an answer
+MAX_TEXT = 200  # characters of an answer; a longer answer names no arm
 
-# What may stand around the name in an answer; "not Red Table" is no choice.
+# Characters and words allowed around the name in an answer; "not Red Table" is no choice.
 _MARKS = r"""[\s"'`*.,:;!()\[\]“”‘’-]*"""
 _BEFORE = rf"{_MARKS}(?:\b(?:i|will|would|choose|pull|pick|take|answer|arm|is|the)\b{_MARKS})*"
 
 _FIRST, _SECOND = ("|".join(sum((pool[i] for pool in WORDS.values()), [])) for i in (0, 1))
 _NAME = rf"\b((?:{_FIRST})\s+(?:{_SECOND}))\b"
 _NUMBER = r"([0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9])(?:\s?%)?)"
-# What may stand between a name, what is said of the arm, and the number. Anything else ends the
-# claim.
+# Filler allowed between a name, a kind of fact, and its number. Anything else ends the claim.
 _FILLER = r"(?:\s|[:;,=(]|\b(?:is|of|a|an|the|with|its|it|and|has|pay|was)\b)*"
 _FACT = rf"{_FILLER}\b(pays|chance|expected|pulled|mean)\b{_FILLER}{_NUMBER}"
 _FACTS = re.compile(_FACT, re.IGNORECASE | re.ASCII)
 _CLAIM = re.compile(rf"{_NAME}((?:{_FACT})+)", re.IGNORECASE | re.ASCII)
 
-# Of an observation.
+# Patterns for an observation.
 _NAMES = re.compile(_NAME, re.ASCII)
 _PULLED = re.compile(r"^Pulled: (.*)$", re.MULTILINE)
 _PULL = re.compile(rf"(?:{_NAME}|none) {_NUMBER}", re.ASCII)
 
-Claim = tuple[str, str, Decimal]  # an arm's name in lower case, what is said of it, the number
+Claim = tuple[str, str, Decimal]  # an arm's name in lower case, the kind of fact, its number
 
 
 def chosen(answer: str, names: Sequence[str]) -> int | None:
-    """The number of the arm that an answer names, None unless it names one and says little else.
+    """Return the index of the arm that an answer names; None if it says much else.
 
-    Capitals, white space, quotation marks, brackets and a phrase such as "I choose the arm" do
-    not matter. Never raises, whatever `answer` holds.
+    Case, white space, quotation marks, brackets and phrases such as "I choose the arm" do not
+    matter. Never raises, whatever `answer` holds.
     """
     if len(answer) > MAX_TEXT:
         return None
@@ -52,10 +51,10 @@ def _choice(name: str) -> re.Pattern[str]:
 
 
 def stated(text: str) -> list[Claim]:
-    """The facts about arms that a text states, in order: "Red Table pays 0.10 chance 1.00".
+    """Return the facts about arms that a text states, in order: "Red Table pays 0.10 chance 1.00".
 
-    A name, then one or more of pays, chance, expected, pulled and mean with a number, with nothing
-    but filler words between them.
+    A claim is a name, then one or more of pays, chance, expected, pulled and mean, each with a
+    number, with only filler words between them.
     """
     claims = []
     for match in _CLAIM.finditer(text):
@@ -67,7 +66,7 @@ def stated(text: str) -> list[Claim]:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same arms
 def shown(observation: str) -> frozenset[Claim]:
-    """All that an observation bears out, as `stated` says it."""
+    """Return all facts that an observation supports, in the form of `stated`."""
     claims = stated(observation)
     told = {(name, about): number for name, about, number in claims}
     for name, about in list(told):
@@ -86,7 +85,7 @@ def shown(observation: str) -> frozenset[Claim]:
 
 
 def mean(pays: Sequence[Decimal]) -> Decimal:
-    """The mean of what an arm paid, to hundredths."""
+    """Return the mean of an arm's payments, rounded to hundredths."""
     return round(sum(pays, Decimal(0)) / len(pays), 2)
 
 

@@ -1,5 +1,5 @@
-"""Countdown: `arithmetic` (reads answers), `solver`, `problems` (generator, file, splits),
-`env` (the rules)."""
+"""Countdown. Modules: `arithmetic` (evaluates answers), `solver`, `problems` (generator, file,
+splits), `env` (the rules)."""
 
 from ragen_jax.envs.countdown.arithmetic import evaluate
 from ragen_jax.envs.countdown.env import Countdown

@@ -1,7 +1,7 @@
-"""Exact values of arithmetic written by a policy, which may have written anything.
+"""Exact evaluation of arithmetic in arbitrary text from a policy.
 
-Nothing is ever executed: Python's own parser reads the text into a tree, and only whole numbers,
-+ - * / and signs are walked. Every limit is far above what an honest answer needs.
+Nothing is executed: Python's parser turns the text into a tree, and only whole numbers, + - * /
+and signs are evaluated. Every limit is far above what an honest answer needs.
 """
 
 import ast
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_TEXT = 200  # characters
-MAX_NESTING = 20  # of brackets
+MAX_NESTING = 20  # brackets
 MAX_NODES = 100  # numbers and operations
-MAX_DEPTH = 40  # of operations within operations; a + b + c + ... nests to the left
-MAX_SIZE = 10**30  # of a value's numerator and denominator, in between as well
+MAX_DEPTH = 40  # nested operations; a + b + c + ... nests to the left
+MAX_SIZE = 10**30  # of a value's numerator and denominator, including intermediate values
 
-# Leaves out all that Python would read and arithmetic does not have: names, calls with commas,
-# decimals, hexadecimal, underscores, comments, digits of other scripts.
+# Excludes Python syntax that arithmetic does not have: names, calls with commas, decimals,
+# hexadecimal, underscores, comments, digits of other scripts.
 _CHARACTERS = frozenset("0123456789+-*/() ")
 
 _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -24,10 +24,10 @@ _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an expression says.
+    """A parsed expression.
 
-    numbers: the numbers written, in the order in which the operations need them
-    value: exact; None where there is none (division by zero, or beyond MAX_SIZE)
+    numbers: its numbers, in the order in which the operations use them
+    value: exact; None if it has none (division by zero, or beyond MAX_SIZE)
     """
 
     numbers: tuple[int, ...]
@@ -35,7 +35,7 @@ class Reading:
 
 
 def evaluate(text: str) -> Reading | None:
-    """Reads an expression of whole numbers, + - * /, signs and brackets; None if it is none.
+    """Parse an expression of whole numbers, + - * /, signs and brackets; None for other text.
 
     Never raises, and takes well under a millisecond whatever the text holds.
     """
@@ -43,14 +43,14 @@ def evaluate(text: str) -> Reading | None:
     if tree is None:
         return None
     constants = [node.value for node in _nodes(tree) if isinstance(node, ast.Constant)]
-    numbers = tuple(value for value in constants if isinstance(value, int))  # as all of them are
+    numbers = tuple(value for value in constants if isinstance(value, int))  # all of them are int
     return Reading(numbers, _value(tree))
 
 
 def steps(text: str) -> list[str]:
-    """The operations of an expression one by one, as "44-19=25", innermost and leftmost first.
+    """Return the operations of an expression, as "44-19=25", innermost and leftmost first.
 
-    Raises ValueError for a text that `evaluate` gives no value.
+    Raises ValueError for a text without a value in `evaluate`.
     """
     tree = parse(text)
     if tree is None or _value(tree) is None:
@@ -63,7 +63,7 @@ def steps(text: str) -> list[str]:
 
 
 def parse(text: str) -> ast.expr | None:
-    """The tree of an expression within all limits; None for any other text."""
+    """Return the tree of an expression within all limits; None for any other text."""
     if len(text) > MAX_TEXT:
         return None
     text = text.strip()
@@ -77,7 +77,7 @@ def parse(text: str) -> ast.expr | None:
 
 
 def _nesting(text: str) -> int:
-    """The deepest nesting of brackets, whether or not they match."""
+    """Return the deepest nesting of brackets, whether or not they match."""
     depth = deepest = 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -88,7 +88,7 @@ def _nesting(text: str) -> int:
 def _within_limits(tree: ast.expr) -> bool:
     """Whether only numbers, + - * / and signs occur, not too many and not too deep.
 
-    Walks with a list, not by recursion, so that the depth is known before anything recurses.
+    Uses a list instead of recursion, so that the depth is checked before anything recurses.
     """
     waiting, count = [(tree, 1)], 0
     while waiting:
@@ -111,7 +111,7 @@ def _within_limits(tree: ast.expr) -> bool:
 
 
 def _nodes(tree: ast.expr) -> Iterator[ast.expr]:
-    """All nodes, operands before their operation, left before right."""
+    """Yield all nodes, operands before their operation, left before right."""
     match tree:
         case ast.BinOp(left=left, right=right):
             yield from _nodes(left)

@@ -1,8 +1,8 @@
 """Countdown for language agents: one turn, one arithmetic expression that reaches the target.
 
 Rewards follow the released RAGEN: 1 for the target, 0.1 for an expression of the right numbers with
-another value, 0 for everything else. Where that runs `eval`, we read (see `arithmetic`), so
-division by zero, which has no value, earns 0 here.
+another value, 0 for everything else. The released code runs `eval`; here answers are parsed (see
+`arithmetic`), so division by zero, which has no value, earns 0.
 """
 
 import re
@@ -19,7 +19,7 @@ from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
 MAX_TARGET = 10**9
-MAX_ROWS = 10**7  # of a file
+MAX_ROWS = 10**7  # rows of a file
 
 REWARD_SOLVED, REWARD_WRONG_VALUE, REWARD_UNREADABLE = 1.0, 0.1, 0.0
 
@@ -31,7 +31,7 @@ for example (44-19)+35.
 You have one try. The target earns 1, an expression of the right numbers with another value earns \
 0.1, anything else earns nothing."""
 
-# Lists of numbers behind the word, and the number behind "target".
+# The list of numbers after the word "numbers", and the number after "target".
 _NUMBERS = re.compile(r"\bnumbers?\b(?:\s|:|\bare\b)*((?:\d+(?:\s|,|\band\b)*)+)", re.IGNORECASE)
 _TARGET = re.compile(r"\btarget\b(?:\s|:|\bis\b)*(\d+)", re.IGNORECASE)
 
@@ -44,14 +44,14 @@ class Countdown:
     count: (fewest, most) numbers of a generated problem
     largest: generated numbers are uniform on 1..largest
     targets: (lowest, highest) target of a generated problem
-    operators: those with which a problem, generated or given, must be solvable. "+-" is what
-        the released code keeps; "+-*/" all. Answers may use all four always
-    allow_subset: let an answer leave numbers out (the paper: "at most once")
+    operators: operators with which a problem, generated or given, must be solvable. The released
+        code keeps "+-"; all are "+-*/". Answers may always use all four
+    allow_subset: allow an answer to leave numbers out (the paper: "at most once")
     path: parquet file of problems to draw from instead of generating them (`load_problems`);
-        count, largest and targets then have no part
-    max_rows: how many of its rows are read (None: all)
-    split: "imitation", "train" or "eval": three sets of problems that share none, even with the
-        numbers in another order; None draws from all
+        count, largest and targets are then unused
+    max_rows: number of its rows to read (None: all)
+    split: "imitation", "train" or "eval": three disjoint sets of problems, regardless of the order
+        of the numbers; None draws from all
     """
 
     actions: tuple[str, ...] = ()
@@ -93,10 +93,10 @@ class Countdown:
         self.instructions: str = _RULES.format(how_often=how_often)
 
     def reset(self, seed: int) -> Problem:
-        """Problem number `seed`, an int in [0, 2**63), of this split.
+        """Return problem number `seed`, an int in [0, 2**63), of this split.
 
-        It can be solved by `operators` with whole numbers all the way. The first of attempts 0,
-        1, ... that meets the constraints. Raises ValueError after MAX_ATTEMPTS.
+        It can be solved by `operators` with whole intermediate values. It is the first of attempts
+        0, 1, ... that meets the constraints. Raises ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
         for attempt in range(MAX_ATTEMPTS):
@@ -110,7 +110,7 @@ class Countdown:
         )
 
     def _draw(self, draws: Draws) -> Problem | None:
-        """One attempt, of any split."""
+        """Make one attempt at a problem of any split."""
         if self._given is None:
             return problems.draw_problem(
                 draws,
@@ -124,24 +124,24 @@ class Countdown:
 
     def _wanted(self, problem: Problem) -> bool:
         """Whether a problem of the file may be drawn."""
-        # To rule out every way through fractions would take most of the time.
+        # Ruling out every solution with fractions would take most of the time.
         return self._solution(problem, fractions=False) is not None
 
     def given(self) -> Iterator[tuple[int, str, Problem]]:
-        """(row, split, problem) of each problem of the file that may be drawn, in its order."""
+        """Yield (row, split, problem) of each problem of the file that may be drawn, in order."""
         for row, problem in enumerate(self._given or ()):
             if self._wanted(problem):
                 yield row, problems.split_of(problem), problem
 
     def render(self, state: Problem) -> str:
-        """The observation, for example "Numbers: 44, 19, 35\\nTarget: 60"."""
+        """Return the observation, for example "Numbers: 44, 19, 35\\nTarget: 60"."""
         return f"Numbers: {', '.join(map(str, state.numbers))}\nTarget: {state.target}"
 
     def step(self, state: Problem, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Checks an answer, whatever it holds: it is the only one. `rng` is unused.
+        """Check an answer of any content and end the episode. `rng` is unused.
 
-        info: "success", "readable" (an expression, whether or not it has a value) and
-        "right_numbers" (it uses the given ones, as often as it must).
+        info: "success", "readable" (it is an expression, whether or not it has a value) and
+        "right_numbers" (it uses the given numbers, as often as required).
         """
         reading = arithmetic.evaluate(action)
         value = None if reading is None else reading.value
@@ -154,16 +154,16 @@ class Countdown:
         return Step(state, reward, True, info)
 
     def identity(self, state: Problem) -> str:
-        """Numbers and target, the same for every order of the numbers."""
+        """Return numbers and target as a text that does not depend on the order of the numbers."""
         return problems.identity(state)
 
     def solve(self, state: Problem) -> tuple[str, ...] | None:
-        """The one answer that solves it, for imitation; None if none of `operators` does."""
+        """Return a right answer that uses `operators`, for imitation; None if there is none."""
         answer = self._solution(state, fractions=True)
         return None if answer is None else (answer,)
 
     def explain(self, state: Problem, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: the problem, and its answer one operation at a time.
+        """Return the expert's reasoning: the problem, and its answer one operation at a time.
 
         For example "numbers 44 19 35 target 60 plan 44-19=25 25+35=60".
         """
@@ -172,9 +172,9 @@ class Countdown:
         return " ".join([*words, "plan", *operations])
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(numbers of the problem in `thought` that are so, numbers stated).
+        """Return (number of true statements of the problem's numbers in `thought`, number stated).
 
-        Each list of numbers is compared with the given ones, and each target with the target.
+        Each list of numbers is compared with the given numbers, and each target with the target.
         """
         (given,), (target,) = _NUMBERS.findall(observation), _TARGET.findall(observation)
         given = Counter(re.findall(r"\d+", given))

@@ -1,4 +1,4 @@
-"""Problems from seeds or from a file, and which split a problem belongs to."""
+"""Problems from seeds or from a file, and the split of a problem."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from ragen_jax.envs.files import open_parquet
 from ragen_jax.envs.problems import Draws, split_by_hash
 from ragen_jax.storage.confined import BATCH_ROWS
 
-TAG = 0xC0117D03  # of this environment's `Draws`
+TAG = 0xC0117D03  # tag of this environment's `Draws`
 
-FIELDS = ("target", "nums")  # of a row of a file
-MAX_COUNT = 5  # numbers of a problem: with one more the search takes seconds
-MAX_NUMBER = 10_000  # keeps all that five of them can make far below arithmetic.MAX_SIZE
+FIELDS = ("target", "nums")  # columns of a file
+MAX_COUNT = 5  # numbers of a problem: with six the search takes seconds
+MAX_NUMBER = 10_000  # keeps all values that five numbers can make far below arithmetic.MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,13 @@ class Problem:
 def draw_problem(
     draws: Draws, *, count: tuple[int, int], largest: int, targets: tuple[int, int], operators: str
 ) -> Problem | None:
-    """One attempt: a problem with a solution in whole numbers; None if no target is in bounds.
+    """Make one attempt at a problem with a whole-number solution; None if no target is in bounds.
 
-    All bounds are inclusive. count: of numbers, each uniform on 1..largest; targets: the target
-    is uniform over those between them that the numbers reach with `operators`.
+    All bounds are inclusive.
+
+    count: (fewest, most) numbers, each uniform on 1..largest
+    targets: (lowest, highest) target, uniform over the values in these bounds that the numbers
+        reach with `operators`
     """
     n = count[0] + draws.below(count[1] - count[0] + 1)
     numbers = tuple(1 + draws.below(largest) for _ in range(n))
@@ -40,24 +43,24 @@ def draw_problem(
 
 
 def identity(problem: Problem) -> str:
-    """The same for problems that differ in the order of their numbers only."""
+    """Return a text that is the same for problems that differ only in the order of numbers."""
     return " ".join(map(str, sorted(problem.numbers))) + f" -> {problem.target}"
 
 
 def split_of(problem: Problem) -> str:
-    """The split of a problem: a hash of its identity."""
+    """Return the split of a problem, from a hash of its identity."""
     return split_by_hash("countdown", identity(problem))
 
 
 def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Problem, ...]:
-    """The first `max_rows` problems (None: all) of a parquet file, in the order of its rows.
+    """Return the first `max_rows` problems (None: all) of a parquet file, in row order.
 
     The format is that of Jiayi-Pan/Countdown-Tasks-3to4: columns `target` (int) and `nums`
     (list of int).
 
     Raises:
-      ValueError: pyarrow is not installed, the file is missing or no parquet, lacks a column,
-        or holds a row that is no problem.
+      ValueError: pyarrow is not installed, the file is missing or not parquet, lacks a column, or
+        has a row that is not a problem.
     """
     rows = []
     with open_parquet(path, FIELDS) as file:

@@ -1,4 +1,4 @@
-"""An expression for a target, by combining the values that parts of the numbers can have."""
+"""Search for an expression with a target value, by combining the values of parts of the numbers."""
 
 import ast
 import functools
@@ -19,11 +19,11 @@ def solve(
     allow_subset: bool = False,
     fractions: bool = True,
 ) -> str | None:
-    """An expression of value `target` that uses every number once, or None if there is none.
+    """Return an expression of value `target` that uses every number once; None if there is none.
 
-    With `allow_subset` every number at most once, as few as possible. The values on the way are
-    whole if that is possible; only where it is not (8/(3-8/3) = 24) and `fractions` allows it are
-    they fractions. The answer depends on the arguments alone.
+    With `allow_subset` it uses every number at most once, and as few as possible. Intermediate
+    values are whole if possible; otherwise (8/(3-8/3) = 24) they may be fractions, if `fractions`
+    allows it. The result depends only on the arguments.
     """
     every = (1 << len(numbers)) - 1
     parts = [every]
@@ -36,19 +36,19 @@ def solve(
         for part in parts:
             expression = search.reach(part, target)
             if expression is not None:
-                # Written anew without the brackets that precedence makes needless.
+                # Rewritten without the brackets that precedence makes unnecessary.
                 return ast.unparse(ast.parse(expression, mode="eval")).replace(" ", "")
     return None
 
 
 def reachable(numbers: Sequence[int], *, operators: str = OPERATORS) -> set[int]:
-    """All values of expressions that use every number once and stay whole on the way."""
+    """Return all values of expressions that use every number once, with whole intermediates."""
     values = _Search(numbers, operators, fractions=False).values((1 << len(numbers)) - 1)
     return set(values)  # ty: ignore[invalid-explicit-return]  without fractions all of them are int
 
 
 class _Search:
-    """Values of parts of the numbers. A part is a bit-set of indices into them."""
+    """Values of parts of the numbers. A part is a bit set of indices into the numbers."""
 
     def __init__(self, numbers: Sequence[int], operators: str, fractions: bool) -> None:
         self._numbers: list[Number] = [Fraction(n) if fractions else n for n in numbers]
@@ -57,11 +57,11 @@ class _Search:
         self.values = functools.cache(self._all_values)
 
     def reach(self, part: int, target: int) -> str | None:
-        """An expression for `target` of all numbers in `part`.
+        """Return an expression for `target` that uses all numbers in `part`; None if none.
 
-        The last operation is found by asking, for each value on its one side, which value its
-        other side would need; so the many values of the whole part are not listed. For 0 they
-        are: 0 times anything reaches it.
+        For each value on one side of the last operation, it looks up the value needed on the other
+        side, so the many values of the whole part are not listed. Target 0 does need the list:
+        0 times anything reaches it.
         """
         if part.bit_count() == 1 or target == 0:
             return self.values(part).get(target)
@@ -88,7 +88,7 @@ class _Search:
         return values
 
     def _apply(self, a: Number, operator: str, b: Number) -> Number | None:
-        """a operator b; None for a quotient that does not exist (or is not whole)."""
+        """Return a operator b; None for a quotient that does not exist (or is not whole)."""
         match operator:
             case "+":
                 return a + b
@@ -103,7 +103,7 @@ class _Search:
         return None if a % b else a // b
 
     def _needed(self, a: Number, target: int) -> Iterator[tuple[Number, str]]:
-        """All (b, operator) with a operator b = target, which is not 0."""
+        """Yield all (b, operator) with a operator b = target, which is not 0."""
         candidates = {"+": target - a, "-": a - target, "/": Fraction(a) / target}
         if a != 0:
             candidates["*"] = Fraction(target) / a
@@ -114,7 +114,7 @@ class _Search:
 
 
 def _halves(part: int) -> Iterator[tuple[int, int]]:
-    """All (left, right) of disjoint parts, neither empty, that make up `part`; both orders."""
+    """Yield all (left, right) of disjoint non-empty parts that make up `part`, in both orders."""
     left = (part - 1) & part
     while left:
         yield left, part ^ left

@@ -1,5 +1,6 @@
-"""Prompts of one's own with a function that pays: `rows` (file or Hub, splits), `functions` (what a
-module of one's own returns), `tools` (functions that a reply calls), `env` (the rules)."""
+"""A user's prompts with a reward function. Modules: `rows` (file or Hub, splits), `functions`
+(return values of the user's functions), `tools` (functions that a response may call), `env` (the
+rules)."""
 
 from ragen_jax.envs.dataset.env import Dataset
 

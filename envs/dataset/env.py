@@ -1,22 +1,23 @@
-"""Prompts of a file or of the Hub, and functions of one's own that say what a reply earns.
+"""Prompts from a file or the Hub, with the user's own reward function.
 
     --config=dataset:llm --config.env.options.path=prompts.jsonl
                          --config.env.options.reward=lengths:score
 
     def score(prompt, reply, row): -> a number, or dict(reward=..., success=...)
 
-With `step`, the user answers (more turns: env.max_turns and env.max_actions, both):
+With `step`, the user answers the agent (for more turns set both env.max_turns and
+env.max_actions):
 
-    def go_on(messages, row): -> the next message; None: the task is over, and `reward` pays the
+    def go_on(messages, row): -> the next message; None: the task is over, and `reward` scores the
         last reply; or dict(message=..., reward=..., success=...), over without a message
 
 With `tools`, a reply may call a function instead of answering, and the next turn shows its result:
 
     TOOLS = [look_up]  # functions with types and a docstring; --config.env.options.tools=mine:TOOLS
 
-A reply is what stands in <answer>. The functions are called in the trainer's process, perhaps in
-several threads (env.time_limit), and must return the same for the same arguments where a run has to
-resume exactly; what raises, hangs or returns nonsense costs its episode alone
+A reply is the text in <answer>. The functions are called in the trainer's process, perhaps in
+several threads (env.time_limit). They must return the same for the same arguments if a run is to
+resume exactly. If a function raises, hangs or returns an invalid value, only its episode fails
 (rollout/env_calls.py).
 """
 
@@ -36,18 +37,18 @@ from ragen_jax.envs.options import file_name, finite_number, one_of, problem_see
 from ragen_jax.envs.problems import SPLITS, Draws
 from ragen_jax.envs.types import Step
 
-TAG = 0xDA7A5E7  # of this environment's `Draws`
+TAG = 0xDA7A5E7  # tag of this environment's `Draws`
 MAX_ROWS = 10**7
-MAX_SUCCESS = 1e6  # rewards beyond are refused (rollout/env_calls.py)
-EXPLAINED = "so "  # before a solution, in an imitated reasoning
-WORDS_OF, WORDS = 2000, 1000  # rows whose words are counted; the most that are kept whole
+MAX_SUCCESS = 1e6  # larger rewards are refused (rollout/env_calls.py)
+EXPLAINED = "so "  # precedes the solution in the reasoning of the imitated expert
+WORDS_OF, WORDS = 2000, 1000  # rows whose words are counted; maximum number of words kept whole
 
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A state: a row, what its prompt shows, and what was said since.
+    """A state: a row, the text of its prompt, and the conversation since.
 
     said: (role, text) in order: "assistant", then "user" or "tool", and so on
     """
@@ -62,21 +63,21 @@ class Dataset:
 
     An action is any text, so `actions` is empty.
 
-    path: JSON lines, a JSON list or a parquet file
-    hub, hub_subset, hub_split, hub_revision: instead of it, what `datasets.load_dataset` finds
-        under that name (rows.hub_source)
+    path: a JSON Lines file, a JSON list or a parquet file
+    hub, hub_subset, hub_split, hub_revision: in place of `path`, a data set that
+        `datasets.load_dataset` finds (rows.hub_source)
     prompt: the field that is shown: a text, or messages of the system and the user (rows.shown)
     reward: MODULE:FUNCTION; its module is imported from the folder where the command is started, or
-        from what is installed
-    step: MODULE:FUNCTION of what the user says next; "": one answer is all
+        from the installed packages
+    step: MODULE:FUNCTION that returns the user's next message; "": the episode has one answer
     tools: MODULE:LIST of functions that a reply may call (tools.Tools); "": none
-    success: the reward from which on a reply is a success, where the function does not say
-    solution: the field with a right reply, a text, which the tiny agent imitates; "": none. Without
-        it the share of problems that would be imitated trains
-    split_field: the field with each row's split (rows.NAMED); "": dealt by a hash of the prompt
-    instructions: what the system message begins with
-    max_rows: how many of the rows are used, from the first (None: all)
-    split: "imitation", "train" or "eval": three sets of prompts that share none; None: all rows
+    success: reward from which a reply counts as a success, if the function does not say
+    solution: the field with a correct reply, a text, which the tiny agent imitates; "": none.
+        Without it, the problems of the imitation split are used for training
+    split_field: the field with each row's split (rows.NAMED); "": split by a hash of the prompt
+    instructions: beginning of the system message
+    max_rows: number of rows used, from the first (None: all)
+    split: "imitation", "train" or "eval": three disjoint sets of prompts; None: all rows
     """
 
     actions: tuple[str, ...] = ()
@@ -116,7 +117,7 @@ class Dataset:
         self._reward = user_function("reward", reward, "prompt", "reply", "row") if reward else None
         self._step = user_function("step", step, "messages", "row") if step else None
         self._tools = Tools("tools", tools) if tools else None
-        # Shown by the chat (envs.types.ToolEnvironment).
+        # The chat format shows them (envs.types.ToolEnvironment).
         self.tools: tuple[dict[str, Any], ...] = self._tools.schemas if self._tools else ()
         self._names, self._success = (reward, step), success
         self._prompt, self._solution = prompt, solution
@@ -140,14 +141,14 @@ class Dataset:
                 f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
                 "name each one's split in a field (split_field)"
             )
-        # What the tiny agent asks for (envs.types.SolvableEnvironment).
+        # Members that the tiny agent needs (envs.types.SolvableEnvironment).
         self.solvable_by = "name the field with a right reply: --config.env.options.solution=FIELD"
         if solution:
             self.words = _words(self._rows, len(splits))
             self.solve, self.explain = self._solve, self._explain
 
     def reset(self, seed: int) -> Talk:
-        """Row number `seed`, an int in [0, 2**63), of this split."""
+        """Return the state of row number `seed`, an int in [0, 2**63), of this split."""
         draws = Draws(problem_seed(seed), 0, TAG)
         return self._begin(int(self._drawn[draws.below(len(self._drawn))]))
 
@@ -155,25 +156,25 @@ class Dataset:
         return Talk(row, self._rows.prompt(row))
 
     def given(self) -> Iterator[tuple[int, str, Talk]]:
-        """(row, split, state) of each row that is not left out, in order."""
+        """Yield (row, split, state) of each row that is not left out, in order."""
         for row, split in enumerate(self._splits):
             if split:
                 yield row, str(split), self._begin(row)
 
     def render(self, state: Talk) -> str:
-        """What was said last to the agent: the prompt at first."""
+        """Return the last message to the agent: at first, the prompt."""
         told = (said for role, said in reversed(state.said) if role != "assistant")
         return next(told, state.prompt)
 
     def identity(self, state: Talk) -> str:
-        """The prompt, letters' case and spaces apart."""
+        """Return the prompt, ignoring case and spaces."""
         return about(state.prompt)
 
     def step(self, state: Talk, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Runs a call, or asks the functions what an answer leads to. `rng` is unused.
+        """Run a call, or ask the functions for the result of an answer. `rng` is unused.
 
-        info: "success", and what else the function's dict has. Raises TypeError for what they must
-        not return, and whatever they raise.
+        info: "success" and the other entries of the function's dict. Raises TypeError for an
+        invalid return value, and any exception of the functions.
         """
         after = replace(state, said=(*state.said, ("assistant", action)))
         if self._tools is not None and is_call(action):
@@ -203,16 +204,16 @@ class Dataset:
         return paid(self._reward(row[self._prompt], reply, row), reward, self._success)
 
     def _solve(self, state: Talk) -> tuple[str, ...]:
-        """The row's solution, whatever was said before."""
+        """Return the row's solution, whatever was said before."""
         return (self._rows.solution(state.row),)
 
     def _explain(self, state: Talk, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: no more is known than the solution."""
+        """Return the expert's reasoning, which only announces the solution."""
         return EXPLAINED + " ".join(plan)
 
 
 def _words(rows: Rows, count: int) -> tuple[str, ...]:
-    """The words and numbers that prompts and solutions of the first rows have most often."""
+    """Return the most frequent words and numbers in the prompts and solutions of the first rows."""
     found = Counter()
     for index in range(min(count, WORDS_OF)):
         found.update(_WORD.findall(f"{rows.prompt(index)}\n{rows.solution(index)}"))

@@ -1,4 +1,4 @@
-"""Functions of one's own: what is asked of them, and what they may return."""
+"""The user's functions: how they are called, and what they may return."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from ragen_jax.envs.scalars import plain_scalar, real_number
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a reply led to.
+    """The result of a reply.
 
-    message: what the user says next; None: the task is over
+    message: the user's next message; None: the task is over
     """
 
     message: str | None
@@ -23,10 +23,10 @@ class Outcome:
 
 
 def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION, which takes so many positional arguments.
+    """Return the function MODULE:FUNCTION, which must accept these positional arguments.
 
     Raises:
-      ValueError: it cannot be imported, or takes others.
+      ValueError: it cannot be imported, or has other parameters.
     """
     function = function_of(option, value)
     try:
@@ -35,20 +35,20 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
         raise ValueError(
             f"{option} {value!r} must take ({', '.join(arguments)}): {error}"
         ) from error
-    except ValueError:  # of one that has no signature, as some written in C
+    except ValueError:  # no signature, as for some functions written in C
         return function
     return function
 
 
 def paid(value: Any, name: str, threshold: float) -> Outcome:
-    """What a reward function says of the last reply.
+    """Convert the return value of a reward function.
 
-    A real scalar of any library (`scalars.real_number`), which is a success from `threshold` on; or
-    a dict with `reward` and perhaps `success`, whose other entries are facts that are kept with the
-    episode.
+    The value is a real scalar of any library (`scalars.real_number`), a success if it is at least
+    `threshold`; or a dict with `reward` and perhaps `success`, whose other entries are facts kept
+    with the episode.
 
     Raises:
-      TypeError: another thing.
+      TypeError: any other value.
     """
     facts = dict(value) if isinstance(value, Mapping) else {"reward": value}
     reward = real_number(facts.pop("reward", None))
@@ -60,13 +60,13 @@ def paid(value: Any, name: str, threshold: float) -> Outcome:
 
 
 def replied(value: Any, name: str, threshold: float) -> Outcome | None:
-    """What a step function says: None where it leaves the end to the reward function.
+    """Convert the return value of a step function; None leaves the end to the reward function.
 
-    A text is the user's next message; a dict has `message` (None, or none: the task is over),
-    `reward` (0 where there is none) and `success`.
+    A text is the user's next message. A dict has `message` (if None or missing, the task is over),
+    `reward` (default 0) and `success`.
 
     Raises:
-      TypeError: another thing.
+      TypeError: any other value.
     """
     if value is None:
         return None
@@ -85,7 +85,7 @@ def replied(value: Any, name: str, threshold: float) -> Outcome | None:
 
 
 def _success(facts: dict[str, Any], reward: float, name: str, threshold: float) -> bool:
-    """Takes `success` from the facts; without it, whether the reward reaches the threshold."""
+    """Pop `success` from the facts; default: whether the reward is at least the threshold."""
     success = plain_scalar(facts.pop("success", reward >= threshold))
     if not isinstance(success, bool):
         raise TypeError(f"{name} must give success as True or False, got {_shown(success)}")
@@ -93,5 +93,5 @@ def _success(facts: dict[str, Any], reward: float, name: str, threshold: float) 
 
 
 def _shown(value: Any) -> str:
-    """A value in one line of at most 80 characters."""
+    """Return a value in one line of at most 80 characters."""
     return " ".join(repr(value).split())[:80]

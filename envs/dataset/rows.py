@@ -1,7 +1,7 @@
-"""Rows with a prompt, of a file or of a data set of the Hub, and their splits.
+"""Rows with a prompt, from a file or a data set of the Hub, and their splits.
 
-They are converted once, to data sets in the user's cache that are named by the content; later
-starts read single rows.
+The rows are converted once, to data sets in the user's cache that are named by their content;
+later starts read single rows.
 """
 
 import dataclasses
@@ -22,25 +22,25 @@ from ragen_jax.storage.atomic_io import disk_error_message
 from ragen_jax.storage.confined import BATCH_ROWS
 from ragen_jax.storage.datasets import StoredExamples
 
-FORMAT = 1  # of what is kept; raise it when a change of this file changes that
-MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/env_calls.py)
-ROLES = ("system", "user")  # of the messages of a prompt
+FORMAT = 1  # version of the cached data; raise it when a change of this file changes that data
+MAX_TEXT = 100_000  # characters of a prompt: the limit on observations (rollout/env_calls.py)
+ROLES = ("system", "user")  # accepted roles of a prompt's messages
 
-# What a row's field of splits may say -> split.
+# Value of a row's split field -> split.
 NAMED = dict(zip(SPLITS, SPLITS, strict=True)) | dict.fromkeys(
     ("test", "validation", "valid", "dev"), "eval"
 )
-LETTERS = {split: split[0] for split in SPLITS}  # of a row, in the text that is kept of all
+LETTERS = {split: split[0] for split in SPLITS}  # one per row in the cached text of all splits
 LEFT_OUT = "-"
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """The source of rows.
 
     name: for messages
-    content: JSON-like; what decides the rows, for names of caches
-    read: all of them, from the first; raises ValueError
+    content: JSON-like; determines the rows, for names of caches
+    read: returns all rows, from the first; raises ValueError
     """
 
     name: str
@@ -49,29 +49,29 @@ class Source:
 
 
 class Rows:
-    """The rows of a source, each read when it is asked for.
+    """The rows of a source, each read on demand.
 
-    splits: of each row; "" of one that is left out
+    splits: split of each row; "" if the row is left out
     """
 
     def __init__(self, examples: "StoredExamples", splits: np.ndarray) -> None:
         self._examples, self.splits = examples, splits
 
     def prompt(self, index: int) -> str:
-        """What is shown of a row's prompt."""
+        """Return the text shown for a row's prompt."""
         return self._examples[index]["shown"]
 
     def solution(self, index: int) -> str:
-        """The solution of a row; "" where none is read."""
+        """Return the solution of a row; "" if no solutions are read."""
         return self._examples[index]["solution"]
 
     def row(self, index: int) -> dict[str, Any]:
-        """A row as it was given; a fresh copy each time."""
+        """Return a row as it was given; a fresh copy each time."""
         return json.loads(self._examples[index]["row"])
 
 
 def file_source(path: str | Path) -> Source:
-    """The rows of a file: parquet, a JSON list or JSON lines, told apart by how it begins.
+    """Return the rows of a file: parquet, a JSON list or JSON Lines, detected by its first bytes.
 
     Raises:
       ValueError: there is no such file, or it cannot be read.
@@ -96,20 +96,21 @@ def file_source(path: str | Path) -> Source:
 
 
 def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
-    """The rows of a split of a data set that `datasets.load_dataset` finds: an id of the Hub, which
-    it downloads once, or a folder.
+    """Return the rows of a split of a data set that `datasets.load_dataset` finds.
 
-    subset: its configuration; "": the only one. revision: a commit, tag or branch; "": the newest.
+    name: an id of the Hub, which is downloaded once, or a folder.
+    subset: its configuration; "": the only one.
+    revision: a commit, tag or branch; "": the newest.
 
     Raises:
-      ValueError: `datasets` is not installed, or finds no such thing, or the name is "pandas": its
-        reader of pickles.
+      ValueError: `datasets` is not installed or finds no such data set, or the name is "pandas",
+        its reader of pickles.
     """
     if name == "pandas":
         raise ValueError(f"hub={name!r} reads pickles, which are code; give JSON or parquet files")
     if importlib.util.find_spec("datasets") is None:
         raise ValueError(f"hub={name!r} needs datasets: pip install 'ragen_jax[data]'")
-    datasets: Any = importlib.import_module("datasets")  # an extra, which types cannot be told of
+    datasets: Any = importlib.import_module("datasets")  # an optional dependency, without types
     where = "/".join(part for part in (name, subset, split) if part)
     try:
         data = datasets.load_dataset(
@@ -117,10 +118,10 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
             subset or None,
             split=split,
             revision=revision or None,
-            trust_remote_code=False,  # versions before 4 ask on standard input
+            trust_remote_code=False,  # otherwise versions before 4 ask on standard input
         )
-    except Exception as error:  # of its many readers, and of the network
-        if disk_error_message(error) is not None:  # of the cache that it is downloaded to
+    except Exception as error:  # its readers and the network raise many kinds
+        if disk_error_message(error) is not None:  # the download cache failed
             raise
         line = " ".join(str(error).split())[:300]
         raise ValueError(
@@ -130,21 +131,22 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
 
 
 def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: str = "") -> Rows:
-    """The rows of a source, dealt to splits.
+    """Return the rows of a source, assigned to splits.
 
-    By a hash of the prompt, letters' case and spaces apart; or by what a field says. Of a prompt
-    that several splits then have, the rows of eval are kept, or else those of train: a line tells
-    how many are left out.
+    The split is a hash of the prompt, ignoring case and spaces, or the value of a field. If the
+    field puts one prompt into several splits, only its rows in eval are kept, or else those in
+    train; a printed line reports the number of rows left out.
 
     Args:
       prompt: the field with a text, or with messages as `shown` takes them.
-      solution: the field with a right reply, a text; "": none is read.
-      split_field: one whose text is a key of NAMED; "": none.
+      solution: the field with a correct reply, a text; "": no solutions are read.
+      split_field: a field whose text is a key of NAMED; "": none.
 
     Raises:
-      ValueError: nothing can be read, or a row is no object or lacks a field; with row and field.
+      ValueError: nothing can be read, or a row is not an object or lacks a field; the message
+        names row and field.
     """
-    # Not above: these modules import environments, and TFDS takes seconds.
+    # Imported here: these modules import environments, and importing TFDS takes seconds.
     from ragen_jax.storage.cache import cache_directory
     from ragen_jax.storage.console import console
     from ragen_jax.storage.datasets import open_or_generate
@@ -163,7 +165,7 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
         generate=lambda: _examples(source, prompt, solution),
         directory=directory,
     )
-    left_out = []  # how many, if splits are dealt now
+    left_out = []  # number of rows left out, if splits are computed now
     (dealt,) = open_or_generate(
         "dataset_splits",
         {**settings, "split_field": split_field},
@@ -181,13 +183,15 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
 
 
 def about(shown: str) -> str:
-    """The identity of a prompt: letters' case and spaces do not count."""
+    """Return the identity of a prompt: case and spaces do not count."""
     return " ".join(shown.lower().split())
 
 
 def shown(value: Any, where: str) -> str:
-    """What is shown of a prompt: a text, or messages {"role", "content"} of the system and the
-    user, with an empty line between.
+    """Return the text shown for a prompt.
+
+    The prompt is a text, or messages {"role", "content"} of the system and the user, which are
+    separated by empty lines.
 
     Raises:
       ValueError: anything else, such as a message of the assistant.
@@ -201,7 +205,7 @@ def shown(value: Any, where: str) -> str:
 
 
 def _content(message: Any, where: str) -> str:
-    """The text of a message, whose content may be a list of parts of type "text"."""
+    """Return the text of a message, whose content may be a list of parts of type "text"."""
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise ValueError(f"{where} must have role and content, got {ascii(message)[:60]}")
     if message["role"] not in ROLES:
@@ -226,7 +230,7 @@ def _is_part(part: Any) -> bool:
 
 
 def _examples(source: Source, prompt: str, solution: str) -> Iterator[dict[str, str]]:
-    """What is kept of each row."""
+    """Yield the cached fields of each row."""
     index = -1
     for index, row in enumerate(source.read()):
         where = f"row {index} of {source.name}"
@@ -248,7 +252,7 @@ def _examples(source: Source, prompt: str, solution: str) -> Iterator[dict[str, 
 
 
 def _text(value: Any, where: str) -> str:
-    """A text that is not empty."""
+    """Return a text without surrounding spaces; it must not be empty or too long."""
     if not is_text(value) or not value.strip() or len(value) > MAX_TEXT:
         shown = ascii(value)[:60]
         raise ValueError(f"{where} must be text of 1 to {MAX_TEXT} characters, got {shown}")
@@ -256,7 +260,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _json(value: Any, name: str, where: str) -> str:
-    """The JSON of a field's value: of a date, its text."""
+    """Return the JSON of a field's value; dates are written as text."""
     try:
         return json.dumps(value, default=_as_text)
     except (TypeError, ValueError, RecursionError) as error:
@@ -270,10 +274,10 @@ def _as_text(value: Any) -> str:
 
 
 def _letters(name: str, examples: "StoredExamples", field: str, left_out: list[int]) -> str:
-    """A letter for the split of each row; how many are left out is added to `left_out`."""
+    """Return a letter per row for its split; append the number of rows left out to `left_out`."""
     if not field:
         return "".join(LETTERS[split_by_hash("dataset", about(x["shown"]))] for x in examples)
-    order = ("imitation", "train", "eval")  # the last of those that have a prompt keeps it
+    order = ("imitation", "train", "eval")  # the last of these that has a prompt keeps it
     said, best = [], {}
     for index, example in enumerate(examples):
         value = json.loads(example["row"]).get(field)

@@ -1,4 +1,4 @@
-"""Python functions that the agent may call: their JSON schemas, and what a call leads to."""
+"""Python functions that the agent may call: their JSON schemas, and the results of calls."""
 
 import inspect
 import json
@@ -8,17 +8,17 @@ from typing import Any
 from ragen_jax.core.clean_text import clean_text, error_message
 from ragen_jax.envs.options import attribute_of
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"  # of a call, as rollout/chat.py hands it on
+OPENS, CLOSES = "<tool_call>", "</tool_call>"  # around a call, as rollout/chat.py passes it
 
 
 class Tools:
     """The functions of a list MODULE:LIST, by name.
 
-    Their schemas are of their signatures and docstrings (`transformers.utils.get_json_schema`):
-    every argument has a type, and a line in the section "Args:" of the docstring.
+    The schemas are derived from signatures and docstrings (`transformers.utils.get_json_schema`):
+    every argument needs a type, and a line in the section "Args:" of the docstring.
 
     Raises:
-      ValueError: there is no such list, or a function of it has no schema.
+      ValueError: there is no such list, or a function in it has no schema.
     """
 
     def __init__(self, option: str, value: str) -> None:
@@ -35,8 +35,11 @@ class Tools:
         self.schemas: tuple[dict[str, Any], ...] = tuple(schemas)
 
     def call(self, text: str) -> str:
-        """What is shown of the call that an action is: the result, or "error: ..." of one that
-        cannot be read, that names no tool or other arguments, or whose function raises."""
+        """Run the call that an action contains, and return the text to show.
+
+        The text is the result, or "error: ..." if the call cannot be parsed, names no tool or
+        wrong arguments, or its function raises.
+        """
         said = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
         try:
             asked = json.loads(said)
@@ -56,22 +59,22 @@ class Tools:
             return f"error: {name}: {error}"
         try:
             result = function(**arguments)
-        except (Exception, SystemExit) as error:  # which what the agent asks for may make it do
+        except (Exception, SystemExit) as error:  # the agent's arguments may cause any of them
             return f"error: {name}: {error_message(error)}"
         return clean_text(result if isinstance(result, str) else json.dumps(result, default=str))
 
 
 def is_call(action: str) -> bool:
-    """Whether an action is a call of a tool, and no answer."""
+    """Whether an action is a tool call rather than an answer."""
     return action.startswith(OPENS) and action.endswith(CLOSES)
 
 
 def _schema(option: str, value: str, function: Callable[..., Any]) -> dict[str, Any]:
-    from transformers.utils import get_json_schema  # which takes a second
+    from transformers.utils import get_json_schema  # imported here because it takes a second
 
     name = getattr(function, "__name__", repr(function))
     try:
         return get_json_schema(function)
-    except Exception as error:  # of several kinds, which have no common base
+    except Exception as error:  # of several kinds without a common base class
         line = " ".join(str(error).split())
         raise ValueError(f"{option} {value!r}: {name} has no JSON schema: {line}") from error

@@ -1,8 +1,8 @@
-"""DeepCoder for language agents: one turn, one program, paid by the share of tests that it passes.
+"""DeepCoder for language agents: one turn, one program, rewarded by the fraction of tests passed.
 
-As in the released RAGEN the reward is passed / total, and success is all of them. Where that runs
-programs and tests in one process and believes what it prints, `grade` runs each test by itself and
-compares outside.
+As in the released RAGEN, the reward is passed / total, and success means all tests. The released
+code runs program and tests in one process and trusts the program's output; `grade` runs each test
+in a separate process and compares outside it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
 MAX_TESTS = 1000  # of a generated problem
-MAX_SECONDS = 600  # of a test
-MEMORY = (64, 1 << 20)  # least and most MiB of a test
+MAX_SECONDS = 600  # per test
+MEMORY = (64, 1 << 20)  # minimum and maximum MiB per test
 
 _RULES = {
     "python": """\
@@ -45,18 +45,19 @@ class DeepCoder:
 
     An action is any text, so `actions` is empty.
 
-    language: "python": a reply's last ```python block is a program; "expression": the reply is one
-        expression of a, b and c (`expressions`), which is read and never executed: for the tiny
-        agent, whose generated problems are of arithmetic alone
-    steps: (fewest, most) steps of a generated problem of arithmetic
-    tests: of a generated problem
-    time_limit_s: seconds of a test. memory_mb: MiB of its address space
-    sandbox: the one that must hold programs, one of sandbox.SANDBOXES; None: the best that does
+    language: "python": the last ```python block of a response is the program; "expression": the
+        response is one expression of a, b and c (`expressions`), which is parsed and never
+        executed: for the tiny agent, whose generated problems are arithmetic only
+    steps: (fewest, most) steps of a generated arithmetic problem
+    tests: number of tests of a generated problem
+    time_limit_s: seconds per test
+    memory_mb: MiB of address space per test
+    sandbox: required sandbox, one of sandbox.SANDBOXES; None: the best that works
     path: parquet file, or folder of such files, to draw problems from (`given.load_problems`)
-        instead of generating them; steps and tests then have no part
-    max_tests: of a given problem, at most so many, those with the longest inputs; None: all
-    split: "imitation", "train" or "eval": three sets of problems that share none, however they are
-        told; None draws from all. Of a folder, test* files evaluate and all others train
+        instead of generating them; steps and tests are then unused
+    max_tests: maximum number of tests of a given problem, those with the longest inputs; None: all
+    split: "imitation", "train" or "eval": three disjoint sets of problems, whatever their wording;
+        None draws from all. In a folder, test* files are for evaluation, all others for training
     """
 
     actions: tuple[str, ...] = ()
@@ -111,7 +112,7 @@ class DeepCoder:
         )
 
     def reset(self, seed: int) -> Problem:
-        """Problem number `seed`, an int in [0, 2**63), of this split.
+        """Return problem number `seed`, an int in [0, 2**63), of this split.
 
         Raises ValueError after MAX_ATTEMPTS.
         """
@@ -127,7 +128,7 @@ class DeepCoder:
         )
 
     def _draw(self, draws: Draws) -> Problem | None:
-        """One attempt, of any split."""
+        """Make one attempt at a problem of any split."""
         if self._given is not None:
             return self._given[draws.below(len(self._given))]
         return problems.draw_problem(
@@ -135,19 +136,19 @@ class DeepCoder:
         )
 
     def given(self) -> Iterator[tuple[int, str, Problem]]:
-        """(row, split, problem) of each problem of the file that may be drawn, in its order."""
+        """Yield (row, split, problem) of each problem of the file that may be drawn, in order."""
         for row, problem in enumerate(self._given or ()):
             yield row, problems.split_of(problem), problem
 
     def render(self, state: Problem) -> str:
-        """The observation: what the problem asks for."""
+        """Return the problem statement."""
         return state.text
 
     def step(self, state: Problem, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Tests an answer, whatever it holds: it is the only one. `rng` is unused.
+        """Test an answer of any content and end the episode. `rng` is unused.
 
         info: "success", "readable" (there is a program, or an expression), "passed", "total".
-        Raises process.SandboxFault where the machine failed: the episode is then left out.
+        Raises process.SandboxFault if the machine failed: the episode is then left out.
         """
         tests = state.tests if self._given is None else self._given.tests(state.row)
         tests = problems.widest(tests, self.max_tests)
@@ -165,7 +166,7 @@ class DeepCoder:
         return Step(state, (passed or 0) / len(tests), True, info)
 
     def _run(self, program: str | None, tests: Sequence[Test]) -> int | None:
-        """How many tests a program passes; None where there is no program."""
+        """Return the number of tests that a program passes; None if there is no program."""
         if program is None:
             return None
         return grade(
@@ -177,27 +178,27 @@ class DeepCoder:
         ).passed
 
     def identity(self, state: Problem) -> str:
-        """What it does to probes, or a given problem's words."""
+        """Return the results on probes as a hash; for a given problem, its normalized text."""
         return state.about
 
     def solve(self, state: Problem) -> tuple[str, ...] | None:
-        """The one answer that passes all tests, for imitation; None of a given problem."""
+        """Return an answer that passes all tests, for imitation; None for a given problem."""
         if not state.solution:
             return None
         block = self.language == "python"
         return (f"```python\n{state.solution}\n```" if block else state.solution,)
 
     def explain(self, state: Problem, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: of arithmetic, the expression after each step, for
-        example "a then a+b then max(a+b,7)"; else the steps again."""
+        """Return the expert's reasoning: for arithmetic the expression after each step, such as
+        "a then a+b then max(a+b,7)"; otherwise the steps again."""
         if self.language == "python" or not plan:
             return " ".join(state.steps)
         return " then ".join(tasks.partial(plan[0]))
 
 
 def program_of(reply: str) -> str | None:
-    """The last ```python block of a reply, whose fences begin their lines; None where there is
-    none."""
+    """Return the last ```python block of a reply, whose fences begin their lines; None if there is
+    no such block."""
     found, block = None, None
     for line in reply.split("\n"):
         if block is None:
@@ -211,7 +212,7 @@ def program_of(reply: str) -> str | None:
 
 
 def _evaluate(text: str, tests: Sequence[Test]) -> int | None:
-    """How many tests an expression passes; None where it is none."""
+    """Return the number of tests that an expression passes; None for any other text."""
     tree = expressions.parse(text)
     if tree is None:
         return None

@@ -1,7 +1,7 @@
-"""One-line expressions of the names a, b and c: what the tiny agent writes in place of programs.
+"""One-line expressions of the names a, b and c, which the tiny agent writes instead of programs.
 
-Nothing is ever executed: Python's own parser reads the text into a tree, and whole numbers, the
-names, + - * and max, min of two are walked. Every expression of this kind means the same in Python.
+Nothing is executed: Python's parser turns the text into a tree, and only whole numbers, the names,
++ - *, and max and min of two values are evaluated. Such an expression has the same value in Python.
 """
 
 import ast
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 NAMES = ("a", "b", "c")
 
 MAX_TEXT = 200  # characters
-MAX_NESTING = 20  # of brackets
-MAX_DEPTH = 40  # of operations within operations
-MAX_SIZE = 10**30  # of a value, in between as well
+MAX_NESTING = 20  # brackets
+MAX_DEPTH = 40  # nested operations
+MAX_SIZE = 10**30  # of a value, including intermediate values
 
 _CHARACTERS = frozenset("0123456789+-*(), abcmaxin")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult)
@@ -20,7 +20,7 @@ _CHOICES = {"max": max, "min": min}
 
 
 def parse(text: str) -> ast.expr | None:
-    """The tree of an expression; None for any other text. Never raises."""
+    """Return the tree of an expression; None for any other text. Never raises."""
     text = text.strip()
     if len(text) > MAX_TEXT or not _CHARACTERS.issuperset(text) or text.count("(") > MAX_NESTING:
         return None
@@ -32,7 +32,7 @@ def parse(text: str) -> ast.expr | None:
 
 
 def _known(tree: ast.expr, depth: int) -> bool:
-    """Whether there is nothing but what is told above, `depth` operations deep at most."""
+    """Whether a tree has only the supported nodes, nested at most `depth` deep."""
     if depth == 0:
         return False
     match tree:
@@ -53,7 +53,7 @@ def _known(tree: ast.expr, depth: int) -> bool:
 
 
 def value(tree: ast.expr, names: Mapping[str, int]) -> int | None:
-    """Of a tree of `parse`; None beyond MAX_SIZE."""
+    """Return the value of a tree from `parse`; None beyond MAX_SIZE."""
     match tree:
         case ast.Constant(value=int(number)):
             return number

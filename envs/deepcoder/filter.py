@@ -1,9 +1,9 @@
-"""Which system calls a tested program may make: a filter that the kernel holds it to (seccomp).
+"""The system calls that a tested program may make: a filter enforced by the kernel (seccomp).
 
-Everything is refused but what is listed here, so what a newer kernel adds is refused, too. A tested
-program starts no process and no other program, opens no file for writing, makes no socket and sends
-no signal but to itself: there is nothing to be left behind, and the limits of one process are those
-of all that it does. Threads are allowed, since programs raise their recursion depth by one.
+All calls are refused except those listed here, so calls that newer kernels add are refused. A
+tested program starts no process and no other program, opens no file for writing, makes no socket
+and signals only itself: it can leave nothing behind, and the limits of one process cover all that
+it does. Threads are allowed, since programs use a thread to raise their recursion depth.
 
 Sources: seccomp(2) and the kernel's tables of each machine's calls; aarch64's were not tried.
 """
@@ -20,16 +20,16 @@ WRITING = 0x3 | 0x40 | 0x200  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 THREAD = 0x10000  # CLONE_THREAD
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
 FILE_COMMANDS = (0, 1, 2, 3, 4, 1030)
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX: F_SETOWN and its like would signal others.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX: calls such as F_SETOWN could signal others.
 DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
-RLIMIT_STACK = 3  # the one limit that a program may set for itself
+RLIMIT_STACK = 3  # the only limit that a program may set
 SIGKILL = 9
-# Of an exit status: what shells and bubblewrap say of a process that a signal ended.
+# Bit of an exit status: shells and bubblewrap set it for a process that a signal ended.
 BY_SIGNAL = 0x80
 
-OWN_PID = 0xFFFFFFFF  # stands for the process's own number, which is known when it runs
+OWN_PID = 0xFFFFFFFF  # placeholder for the process's own id, which is known only when it runs
 
-# Machine -> (AUDIT_ARCH, calls without a condition, calls with one).
+# Machine -> (AUDIT_ARCH, calls without a condition, calls with a condition).
 MACHINES: dict[str, tuple[int, tuple[int, ...], dict[str, int]]] = {
     "x86_64": (
         0xC000003E,
@@ -62,16 +62,20 @@ MACHINES: dict[str, tuple[int, tuple[int, ...], dict[str, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """instructions: of classic BPF. pid_at: byte at which the process writes its own number."""
+    """A seccomp filter.
+
+    instructions: classic BPF
+    pid_at: offset in bytes at which the process writes its own id
+    """
 
     instructions: bytes
     pid_at: int
 
 
 def filter_of_calls(*, reading: bool) -> Filter | None:
-    """The filter of this machine; None where the numbers of its system calls are not known.
+    """Return the filter of this machine; None if the numbers of its system calls are unknown.
 
-    reading: whether files may be opened to be read
+    reading: whether files may be opened for reading
     """
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return None
@@ -89,7 +93,7 @@ def filter_of_calls(*, reading: bool) -> Filter | None:
 
 
 def _conditions(reading: bool) -> dict[str, list[tuple[int, int, int, int]]]:
-    """Call -> instructions that allow or refuse it by its arguments."""
+    """Return {call: instructions that allow or refuse it by its arguments}."""
     yes, no = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO | EPERM)
 
     def opened(argument: int) -> list[tuple[int, int, int, int]]:
@@ -99,7 +103,7 @@ def _conditions(reading: bool) -> dict[str, list[tuple[int, int, int, int]]]:
         found = [line for value in values for line in ((EQUAL, 0, 1, value), yes)]
         return [_low(argument), *found, no]
 
-    # No status that tells of a signal: who reads one knows that there was a signal.
+    # Refuse statuses that mean a signal: such a status then always results from a signal.
     ended = [_low(0), (ANY_BIT, 0, 1, BY_SIGNAL), no, yes]
     return {
         "open": opened(1),
@@ -109,11 +113,11 @@ def _conditions(reading: bool) -> dict[str, list[tuple[int, int, int, int]]]:
         "exit": ended,
         "exit_group": ended,
         "clone": [_low(0), (ANY_BIT, 0, 1, THREAD), yes, no],
-        # The C library asks for clone instead where there is no clone3, whose flags are not seen.
+        # Without clone3, whose flags the filter cannot see, the C library falls back to clone.
         "clone3": [(RETURN, 0, 0, ERRNO | ENOSYS)],
-        # A signal to itself; none that would look as if the machine had ended it.
+        # It may signal itself, but not with SIGKILL, which would look like the machine's doing.
         "tgkill": [_low(0), (EQUAL, 0, 3, OWN_PID), _low(2), (EQUAL, 1, 0, SIGKILL), yes, no],
-        # Of itself: looking at any limit, and setting that of its stack.
+        # On itself: it may read any limit, and set that of its stack.
         "prlimit64": [
             *(_low(0), (EQUAL, 1, 0, 0), no),
             *(_low(1), (EQUAL, 0, 1, RLIMIT_STACK), yes),
@@ -125,7 +129,7 @@ def _conditions(reading: bool) -> dict[str, list[tuple[int, int, int, int]]]:
 
 
 def _low(argument: int) -> tuple[int, int, int, int]:
-    """Loads the lower half of an argument; both machines have it first."""
+    """Load the lower half of an argument; it comes first on both machines."""
     return (LOAD, 0, 0, 16 + 8 * argument)
 
 

@@ -1,7 +1,7 @@
 """Problems of the data set's parquet files: agentica-org/DeepCoder-Preview-Dataset.
 
-A file is dealt to the splits by content. Of a folder the files named test* evaluate, all others
-train, and a problem that both have is left out of training.
+The problems of a single file are assigned to splits by content. In a folder, files named test* are
+for evaluation, all others for training; a problem in both is left out of training.
 """
 
 import importlib.util
@@ -18,13 +18,13 @@ from ragen_jax.envs.files import is_text, normal, open_parquet
 from ragen_jax.storage.datasets import StoredExamples
 from ragen_jax.storage.limits import parse_json
 
-FIELDS = ("problem", "tests")  # of a row
+FIELDS = ("problem", "tests")  # required columns
 OPTIONAL = ("starter_code", "metadata")
-BATCH = 16  # rows read at once: the tests of one can be many megabytes
+BATCH = 16  # rows read at once: the tests of a row can be many megabytes
 
 
 class Problems:
-    """Problems of files, each read when it is asked for, and its tests when they are."""
+    """Problems of files, each read on demand, with its tests read separately."""
 
     def __init__(self, examples: "StoredExamples", tests: "StoredExamples") -> None:
         self._examples, self._tests = examples, tests
@@ -41,22 +41,22 @@ class Problems:
         return map(self.__getitem__, range(len(self)))
 
     def tests(self, index: int) -> tuple[Test, ...]:
-        """Of problem number `index`."""
+        """Return the tests of problem number `index`."""
         return tuple(Test(*parts) for parts in json.loads(self._tests[index]["tests"]))
 
 
 def load_problems(path: str | Path) -> Problems:
-    """The problems of a parquet file, or of all below a folder, in the order of names and rows.
+    """Return the problems of a parquet file or a folder's files, in the order of names and rows.
 
-    The first call converts them to two data sets in the user's cache, named by the files' content,
-    from which later ones read single rows: of some, the tests are many megabytes. A line tells then
-    how many were left out, and why.
+    The first call converts them to two data sets in the user's cache, named by the files' content;
+    later calls read single rows from them, since a problem's tests can be many megabytes. The first
+    call also prints how many rows were left out, and why.
 
     Raises:
-      ValueError: pyarrow is not installed, there is no such file, or one is no parquet, lacks a
-        column or holds a row that is no problem.
+      ValueError: pyarrow is not installed, there is no such file, or a file is not parquet, lacks a
+        column or has a row that is not a problem.
     """
-    # Not above: these modules import environments, and TFDS takes seconds.
+    # Imported here: these modules import environments, and importing TFDS takes seconds.
     from ragen_jax.storage.cache import cache_directory, content_hash
     from ragen_jax.storage.console import console
     from ragen_jax.storage.datasets import open_or_generate
@@ -68,14 +68,14 @@ def load_problems(path: str | Path) -> Problems:
         content = content_hash(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    left_out = Counter()  # if the files are converted now
+    left_out = Counter()  # reason -> rows, if the files are converted now
     parts = {"deepcoder": ("text", "about", "split"), "deepcoder_tests": ("tests",)}
     stored = []
     for name, fields in parts.items():
         told = Counter() if stored else left_out
 
         def generate(fields=fields, told=told):
-            told.clear()  # of an attempt that a full disk has ended
+            told.clear()  # discard the counts of an attempt that a full disk ended
             for example in _examples(files, Path(path).is_dir(), told):
                 yield {field: example[field] for field in fields}
 
@@ -95,7 +95,7 @@ def load_problems(path: str | Path) -> Problems:
 
 
 def parquet_files(path: str | Path) -> list[Path]:
-    """The file, or the folder's parquet files. Raises ValueError if there are none."""
+    """Return the file, or the folder's parquet files. Raises ValueError if there are none."""
     path = Path(path)
     if path.is_file():
         return [path]
@@ -107,7 +107,7 @@ def parquet_files(path: str | Path) -> list[Path]:
 
 
 def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator[dict[str, str]]:
-    """What is kept of each row. named: whether files' names tell the splits."""
+    """Yield the cached fields of each row. named: whether file names decide the splits."""
     test = [file for file in files if named and file.name.startswith("test")]
     held_out = {
         normal(row["problem"])
@@ -140,7 +140,7 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
 
 
 def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, row) of a file, with the columns `wanted` and the optional ones that it has."""
+    """Yield (number, row) of a file, with the columns `wanted` and any optional columns."""
     with open_parquet(path, wanted, rows=BATCH) as file:
         columns = [*wanted, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
         batches = file.iter_batches(batch_size=BATCH, columns=columns)
@@ -148,7 +148,7 @@ def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, An
 
 
 def _checked(row: dict[str, Any], field: str, where: str) -> str:
-    """The text of a field, or ValueError."""
+    """Return the text of a field; raise ValueError if it is not text or is blank."""
     if not is_text(row[field]) or not row[field].strip():
         shown = ascii(row[field])[:60]
         raise ValueError(f"field {field} of {where} must be text that is not empty: {shown}")
@@ -156,7 +156,7 @@ def _checked(row: dict[str, Any], field: str, where: str) -> str:
 
 
 def _shown(text: str, row: dict[str, Any]) -> str:
-    """The statement, with the code that an answer must begin with, if there is any."""
+    """Return the problem statement, with the code that an answer must begin with, if any."""
     starter = row["starter_code"] if "starter_code" in row else None
     if not starter or not is_text(starter):
         return text.strip()
@@ -164,11 +164,11 @@ def _shown(text: str, row: dict[str, Any]) -> str:
 
 
 def tests_of(row: dict[str, Any], where: str) -> list[Test]:
-    """The tests of a row, whichever of the data set's forms they have; [] of none.
+    """Return the tests of a row, in any of the data set's formats; [] if there are none.
 
-    A list of objects with `input`, `output` and `testtype` or `type`, or one object with `inputs`,
-    `outputs` and perhaps `fn_name`. The name of a function stands in the test, or in the row's
-    `metadata`; what has none is run as a program, as the released code does.
+    The format is a list of objects with `input`, `output` and `testtype` or `type`, or one object
+    with `inputs`, `outputs` and perhaps `fn_name`. A function's name is in the test or in the row's
+    `metadata`; a test without a name is run as a program, as in the released code.
     """
     found = _read(row["tests"], f"field tests of {where}")
     named = _read(row["metadata"] or {}, f"field metadata of {where}") if "metadata" in row else {}
@@ -176,14 +176,14 @@ def tests_of(row: dict[str, Any], where: str) -> list[Test]:
     if isinstance(found, dict) and "inputs" in found and "outputs" in found:
         function = found["fn_name"] if "fn_name" in found else ""
         pairs = zip(found["inputs"], found["outputs"], strict=False)
-        # A function's output is wrapped in a list of one there.
+        # This format wraps a function's output in a list of one element.
         return [_test(i, o[0] if function and _single(o) else o, function) for i, o in pairs]
     tests = []
     for number, test in enumerate(found if isinstance(found, list) else [found] if found else []):
         if not isinstance(test, dict) or not {"input", "output"} <= test.keys():
             raise ValueError(f"test {number} of {where} lacks input or output: {str(test)[:60]}")
         function, right = _function(test, name), test["output"]
-        if function and "fn_name" in test and _single(right):  # TACO's form in an object a test
+        if function and "fn_name" in test and _single(right):  # TACO's format, one object per test
             right = right[0]
         tests.append(_test(test["input"], right, function))
     return tests
@@ -194,7 +194,7 @@ def _single(output: Any) -> bool:
 
 
 def _function(test: dict[str, Any], name: Any) -> str:
-    """The function that a test calls; "" of a program."""
+    """Return the function that a test calls; "" for a program."""
     kind = test["testtype"] if "testtype" in test else test["type"] if "type" in test else ""
     if kind not in ("functional", "function_call"):
         return ""
@@ -221,7 +221,7 @@ def _lines(value: Any) -> str:
 
 
 def _read(value: Any, where: str) -> Any:
-    """What a text of JSON holds; other things as they are."""
+    """Parse a text as JSON; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,7 +1,8 @@
-"""How many of its tests a program passes. What is right is known here alone, and compared here.
+"""Grading: how many of its tests a program passes. Expected outputs are known only here.
 
-A program is given a test's input and says something: what it prints, or what its function returns.
-That is all that comes back, and saying the right thing by whatever way is passing the test.
+A program is given a test's input and returns an output: the text that it prints, or the value that
+its function returns. Nothing else comes back, and the right output passes the test, however it was
+produced.
 """
 
 import ast
@@ -19,17 +20,20 @@ from ragen_jax.envs.files import is_text
 
 TESTTYPES = ("stdin_stdout", "functional")
 
-OUTPUT = 1 << 20  # bytes that a program may print besides twice as much as is right
-CLOSE = 1e-9  # relative difference of two numbers that count as equal: the order of a sum
+OUTPUT = 1 << 20  # bytes that a program may print, in addition to twice the expected output
+CLOSE = 1e-9  # relative difference of numbers that count as equal: from the order of a sum
 CLOSE_TO_ZERO = 1e-12  # absolute difference that counts as equal: the rounding of a sum near 0
-MAX_INT = 4300  # digits of an integer that Python reads without being asked (sys.int_info)
-SPACE = " \t\r"  # at the ends of a line; a line ends with "\n" alone, as in a program's input
-MAX_CODE = 1 << 18  # characters of a program: more is no answer of an agent's
+MAX_INT = 4300  # digits of an integer that Python parses by default (sys.int_info)
+SPACE = " \t\r"  # stripped from lines; only "\n" ends a line, as in a program's input
+MAX_CODE = 1 << 18  # characters of a program: no agent's answer is longer
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """outcomes: of each test: "passed", "wrong", "error", "time" or "output" (a limit of these)."""
+    """The result of grading.
+
+    outcomes: "passed", "wrong", "error", "time" or "output" (limit exceeded) for each test
+    """
 
     passed: int
     total: int
@@ -37,7 +41,7 @@ class Grade:
 
     @property
     def reward(self) -> float:
-        """The share of tests that were passed."""
+        """The fraction of tests that were passed."""
         return self.passed / self.total
 
 
@@ -49,19 +53,20 @@ def grade(
     memory_mb: int = 512,
     sandbox: str | None = None,
 ) -> Grade:
-    """Runs `code` on each test by itself, in a process of its own, and compares outside.
+    """Run `code` on each test in a separate process, and compare the outputs outside it.
 
-    tests: of each "input", "output", "testtype" (one of TESTTYPES) and, for a function,
+    tests: each has "input", "output", "testtype" (one of TESTTYPES) and, for a function,
         "metadata" with its "func_name". A function's input is a list of arguments or text with one
-        literal a line; what it returns is right if it equals the output, or reads the same (the
-        released rule). An output that is a list object of one element may hold the value (TACO's
-        form): then the element is right as well. Printed text is compared line by line as in
-        LiveCodeBench's harness: without space at the ends, or number by number (`same_text`).
-    time_limit_s: seconds of a test. memory_mb: MiB of its address space
-    sandbox: one of sandbox.SANDBOXES, or None: the best there is
+        literal per line; its return value is right if it equals the output or has the same text
+        (the released rule). If the output is a list object of one element, that element counts as
+        right as well (TACO's format). Printed text is compared line by line as in LiveCodeBench's
+        harness: stripped, or number by number (`same_text`).
+    time_limit_s: seconds per test
+    memory_mb: MiB of address space per test
+    sandbox: one of sandbox.SANDBOXES, or None: the best available
 
-    Raises ValueError for a malformed test, and process.SandboxFault where the machine failed: then
-    nothing is said of the program.
+    Raises ValueError for a malformed test, and process.SandboxFault if the machine failed, which
+    says nothing about the program.
     """
     if not tests:
         raise ValueError("there is nothing to grade by: tests is empty")
@@ -78,12 +83,12 @@ def grade(
 
 
 def is_program(code: str) -> bool:
-    """Whether it is text that UTF-8 can hold, of an answer's size."""
+    """Whether `code` is text that UTF-8 can encode, of at most MAX_CODE characters."""
     return len(code) <= MAX_CODE and is_text(code)
 
 
 def check_test(test: Any, where: str) -> None:
-    """Raises ValueError, which tells `where` what is wrong, for a test that `grade` cannot take."""
+    """Raise ValueError, which says `where`, for a test that `grade` does not accept."""
     for field in ("input", "output", "testtype"):
         if not isinstance(test, Mapping) or field not in test:
             raise ValueError(f"{where} lacks the field {field}: {str(test)[:60]}")
@@ -100,14 +105,14 @@ def check_test(test: Any, where: str) -> None:
 
 
 def _function(test: Mapping[str, Any]) -> str:
-    """The name of the function that is called; "" where none is told."""
+    """Return the name of the function to call; "" if there is none."""
     metadata = test["metadata"] if "metadata" in test else None
     name = metadata["func_name"] if metadata and "func_name" in metadata else None
     return name if isinstance(name, str) else ""
 
 
 def _size(value: Any) -> int:
-    """Return about how many characters a value takes: `str` refuses a long integer."""
+    """Return the approximate number of characters of a value; `str` refuses long integers."""
     match value:
         case list() | tuple():
             return sum(map(_size, value), 2 * len(value))
@@ -136,7 +141,7 @@ def _outcome(name: str, code: str, test: Mapping[str, Any], limits: Limits) -> s
 
 
 def arguments(given: Any) -> list[Any]:
-    """A function's arguments: a list of them, or text with one literal a line."""
+    """Return a function's arguments, from a list of them or text with one literal per line."""
     if isinstance(given, str):
         lines = (line.strip(SPACE) for line in given.split("\n"))
         return [literal(line) for line in lines if line]
@@ -144,7 +149,7 @@ def arguments(given: Any) -> list[Any]:
 
 
 def literal(text: str) -> Any:
-    """Read a text as JSON or as a literal of Python; return the text if it is neither."""
+    """Parse a text as JSON or as a Python literal; return the text if it is neither."""
     for read in (_read_json, ast.literal_eval):
         try:
             return read(text)
@@ -158,20 +163,20 @@ def _read_json(text: str) -> Any:
 
 
 def _integer(digits: str) -> int | Decimal:
-    """Return an exact number: of more than MAX_INT digits a Decimal, which takes linear time."""
+    """Return an exact number; a Decimal beyond MAX_INT digits, which takes linear time."""
     return int(digits) if len(digits) <= MAX_INT else Decimal(digits)
 
 
-# ASCII digits alone, without the spellings that Decimal accepts as well (1_000, Infinity, NaN).
+# Only ASCII digits, without the other spellings that Decimal accepts (1_000, Infinity, NaN).
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 def same_text(right: str, said: bytes) -> bool:
     """Return whether a program printed the right text.
 
-    There must be as many lines, without empty ones at either end. Two lines are the same without
-    space at their ends, or if they hold as many numbers and nothing else, which are equal in pairs:
-    2 and 2.0; and where the right one is no integer, also those that differ by CLOSE.
+    The number of lines must agree, without empty lines at either end. Two lines are the same if
+    they agree when stripped, or if both consist of the same number of numbers that are equal in
+    pairs: 2 and 2.0. If the expected number is not an integer, a difference of CLOSE is allowed.
     """
     try:
         lines = _lines(said.decode()), _lines(right)
@@ -212,16 +217,17 @@ def _close(right: float, said: int | float | Decimal) -> bool:
 
 
 def same_value(right: Any, said: bytes) -> bool:
-    """Return whether a function returned the right value; `said` is `inside.plain` of it, as JSON.
+    """Return whether a function returned the right value.
 
-    right: a text is read as one literal; a list object of one element may hold the value.
+    right: a text is parsed as one literal; a list object of one element may hold the value
+    said: JSON of `inside.plain` of the returned value
     """
     try:
         value = json.loads(said, parse_int=_integer)
         if _means(right, value):
             return True
         return isinstance(right, (list, tuple)) and len(right) == 1 and _means(right[0], value)
-    except (RecursionError, ValueError):  # no JSON; deeper, or a longer number, than Python reads
+    except (RecursionError, ValueError):  # not JSON, nested too deep, or a number too long
         return False
 
 
@@ -231,7 +237,7 @@ def _means(right: Any, value: Any) -> bool:
         return True
     try:
         return str(right) == str(value)
-    except ValueError:  # a long integer, which `_equal` alone compares
+    except ValueError:  # a long integer, which only `_equal` can compare
         return False
 
 

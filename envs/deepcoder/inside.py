@@ -1,12 +1,13 @@
-"""What runs inside the sandbox: it takes its own rights away, then runs the tested program.
+"""The code that runs inside the sandbox: it drops its rights, then runs the tested program.
 
-A job comes in on standard input: its length in 8 bytes, then a dictionary (marshal); what follows
-is the program's input. The first line that goes out is "held", "bare" (no filter of calls) or
-"fault" and why: this process could not be held. All the rest is the program's, or what its function
-returned, as one JSON value. Nobody here knows what is right. The last step before the program is
-irrevocable, so that what it does to this file's own objects gains it nothing.
+A job arrives on standard input: its length in 8 bytes, then a dictionary (marshal); the rest is the
+program's input. The first line of output is "held", "bare" (no filter of system calls) or "fault"
+and the reason why this process could not be confined. The rest is the program's output, or its
+function's return value as one JSON value. Expected outputs are not known here. The last step before
+the program is irrevocable, so a program gains nothing by changing this file's objects.
 
-This file is run as text, with Python's own modules alone, and few of them: each takes milliseconds.
+This file is run as text, with few modules, all of Python's standard library: each takes
+milliseconds.
 """
 
 import ctypes
@@ -20,26 +21,26 @@ import sys
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SECCOMP_MODE_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls, on every machine
-READ_DIR, RIGHTS = 1 << 3, {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # version -> bits of rights to files
+READ_DIR, RIGHTS = 1 << 3, {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # version -> number of file rights
 
-STACK = 64 << 20  # bytes: what deep recursion in C needs
-FILES = 32  # open ones
+STACK = 64 << 20  # bytes: enough for deep recursion in C
+FILES = 32  # maximum number of open files
 
-# Imported beforehand where no file may be opened: what solutions of programming contests import.
+# Modules of typical contest solutions, imported beforehand if no file may be opened.
 MODULES = (
     "abc array ast bisect calendar cmath collections contextlib copy dataclasses datetime decimal "
     "enum fractions functools heapq inspect io itertools json keyword locale math numbers operator "
     "pprint queue random re statistics string struct textwrap threading time timeit traceback "
     "types typing unicodedata zlib concurrent.futures.thread encodings.ascii encodings.latin_1"
 )
-# Modules whose names a program finds defined, in the order of LiveCodeBench's harness: a later one
-# replaces the names of an earlier one. The last two are not imported as modules.
+# Modules whose names are predefined for a program, in the order of LiveCodeBench's harness: a later
+# module replaces names of earlier modules. The last two are not imported as modules.
 PRELUDE_MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools "
     "operator io sys json builtins typing"
 ).split()
-RECURSION = 50_000  # depth of a program's calls, as LiveCodeBench's harness sets it
-# -S leaves out `quit`; long integers are read and printed, within the limit of time.
+RECURSION = 50_000  # recursion limit of a program, as in LiveCodeBench's harness
+# -S leaves out `quit`. Long integers may be parsed and printed, within the time limit.
 PRELUDE = "\n".join(
     [
         *(f"from {name} import *" for name in PRELUDE_MODULES),
@@ -52,13 +53,13 @@ PRELUDE = "\n".join(
 
 
 class Unheld(Exception):
-    """The kernel refused what the sandbox needs."""
+    """The kernel refused a confinement that the sandbox needs."""
 
 
 def main() -> None:
-    """One job."""
+    """Run one job."""
     job = marshal.loads(_read(int.from_bytes(_read(8), "big")))
-    for name in PRELUDE_MODULES:  # while files can be read, and before the program's time begins
+    for name in PRELUDE_MODULES:  # while files can be read, and before the program's time starts
         __import__(name)
     try:
         state = confine(job)
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def _read(size: int) -> bytes:
-    """So many bytes of standard input, and no more: the next one is the program's."""
+    """Read exactly `size` bytes of standard input: the following bytes are the program's."""
     data = b""
     while len(data) < size:
         piece = os.read(0, size - len(data))
@@ -85,17 +86,17 @@ def _read(size: int) -> bytes:
 
 
 def confine(job: dict) -> bytes:
-    """Takes away all that a tested program does not need, for good; returns the first line."""
+    """Drop for good all rights that a tested program does not need; return the first line."""
     if not job["reading"]:
         for name in MODULES.split():
             __import__(name)
     libc = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should the trainer be killed
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # die with the trainer
         if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
             raise Unheld("no_new_privs is refused")
         if os.geteuid() == 0:
-            # Of version 3, for this process; three times two words of nothing.
+            # Version 3, this process; three sets of capabilities, two zero words each.
             header = struct.pack("Ii", 0x20080522, 0)
             if libc.capset(header, bytes(24)):
                 raise Unheld("root's capabilities cannot be dropped")
@@ -114,7 +115,7 @@ def confine(job: dict) -> bytes:
 
 
 def limits(memory: int, seconds: int) -> None:
-    """Sets the limits of this process: bytes of memory, seconds of its own time."""
+    """Set the limits of this process: bytes of memory, seconds of processor time."""
     hard_stack = resource.getrlimit(resource.RLIMIT_STACK)[1]
     stack = STACK if hard_stack == resource.RLIM_INFINITY else min(STACK, hard_stack)
     wanted = {
@@ -130,8 +131,10 @@ def limits(memory: int, seconds: int) -> None:
 
 
 def landlock(libc: ctypes.CDLL, rules: list[tuple[str, int]]) -> None:
-    """Leaves this process the (path, rights) of `rules` alone, and lets it neither connect nor
-    signal."""
+    """Restrict this process to the (path, rights) of `rules`; forbid connections and signals.
+
+    TCP is forbidden from Landlock version 4 on, abstract sockets and signals from version 6 on.
+    """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         raise Unheld("the kernel has no Landlock")
@@ -153,7 +156,7 @@ def landlock(libc: ctypes.CDLL, rules: list[tuple[str, int]]) -> None:
 
 
 def seccomp(libc: ctypes.CDLL, instructions: bytes, pid_at: int) -> bool:
-    """Whether the kernel filters this process's system calls from now on."""
+    """Install the filter of system calls; return whether the kernel accepted it."""
     own = struct.pack("I", os.getpid())
     code = instructions[:pid_at] + own + instructions[pid_at + len(own) :]
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -162,23 +165,23 @@ def seccomp(libc: ctypes.CDLL, instructions: bytes, pid_at: int) -> bool:
 
 
 def as_main() -> dict:
-    """The namespace of a program of its own, without anything of this file."""
+    """Return a fresh `__main__` namespace, without anything of this file."""
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     return vars(module)
 
 
 def run_program(code: str) -> None:
-    """Runs a program that reads its input and prints."""
+    """Run a program that reads its input and prints."""
     space = as_main()
     exec(PRELUDE, space)
     exec(compile(code, "program", "exec"), space)
 
 
 def run_function(code: str, name: str, arguments: list) -> None:
-    """Calls a function, or a method of Solution, and writes what it returns; it prints to nobody.
+    """Call a function, or a method of Solution, and write its return value; discard its prints.
 
-    Whoever finds the descriptor and writes there himself has said what his function returns.
+    Code that finds the descriptor and writes to it has thereby determined the return value.
     """
     import json
 
@@ -186,7 +189,7 @@ def run_function(code: str, name: str, arguments: list) -> None:
     os.dup2(2, 1)
     write, leave = os.write, os._exit
     exec(PRELUDE, space)
-    space["__name__"] = "solution"  # what stands below `if __name__ == "__main__"` is not asked for
+    space["__name__"] = "solution"  # skip code under `if __name__ == "__main__"`
     exec(compile(code, "program", "exec"), space)
     owner = space["Solution"]() if hasattr(space.get("Solution"), name) else None
     function = space[name] if owner is None else getattr(owner, name)
@@ -197,7 +200,7 @@ def run_function(code: str, name: str, arguments: list) -> None:
 
 
 def plain(value: object) -> object:
-    """A value as JSON can hold it: tuples are lists, keys are text. TypeError for anything else."""
+    """Convert a value for JSON: tuples to lists, keys to text. TypeError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Problems with their tests, from seeds or from files, and which split one belongs to."""
+"""Problems with their tests, from seeds or from files, and the split of a problem."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,26 @@ from ragen_jax.envs.deepcoder.tasks import FAMILIES
 from ragen_jax.envs.problems import Draws, split_by_hash
 
 LANGUAGES = ("python", "expression")
-FUNCTION = "solve"  # the name of a generated problem's function
+FUNCTION = "solve"  # name of a generated problem's function
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """input: what is read, or arguments, a literal a line. output: what is right.
-    function: what is called; "" where a program is run."""
+    """A test.
 
-    __test__ = False  # for pytest
+    input: standard input, or arguments, one literal per line
+    output: the expected output
+    function: name of the function to call; "": run as a program
+    """
+
+    __test__ = False  # pytest must not collect it
 
     input: str
     output: str
     function: str = ""
 
     def as_graded(self) -> dict[str, Any]:
-        """As `grade` takes it."""
+        """Return the test in the form that `grade` takes."""
         kind = "functional" if self.function else "stdin_stdout"
         metadata = {"func_name": self.function or None}
         return {"input": self.input, "output": self.output, "testtype": kind, "metadata": metadata}
@@ -34,10 +38,13 @@ class Test:
 class Problem:
     """A state, which an answer does not change.
 
-    about: its identity. tests: of a generated problem; those of a file are read when asked for
-    solution: of a generated problem, a right answer. steps: how it is told there
-    row: of a file's problem, its number; else -1
-    split: of a file's problem
+    text: the problem statement
+    about: its identity
+    tests: of a generated problem; those of a file's problem are read on demand
+    solution: a right answer of a generated problem
+    steps: steps of a generated problem, in words
+    row: row of a file's problem; else -1
+    split: split of a file's problem
     """
 
     text: str
@@ -50,16 +57,18 @@ class Problem:
 
 
 def split_of(problem: Problem) -> str:
-    """The split of a problem: its file's, or a hash of what it is about."""
+    """Return the split of a problem: its file's, or from a hash of its identity."""
     return problem.split or split_by_hash("deepcoder", problem.about)
 
 
 def draw_problem(
     draws: Draws, *, language: str, steps: tuple[int, int], tests: int
 ) -> Problem | None:
-    """One attempt; None for one whose tests do not tell programs apart.
+    """Make one attempt at a problem; None if its tests do not distinguish programs.
 
-    language: one of LANGUAGES; steps: (fewest, most) of arithmetic; tests: how many
+    language: one of LANGUAGES
+    steps: (fewest, most) steps of arithmetic
+    tests: number of tests
     """
     family = "numbers" if language == "expression" else tuple(FAMILIES)[draws.below(len(FAMILIES))]
     task = FAMILIES[family].task(draws, steps)
@@ -83,7 +92,7 @@ def draw_problem(
 
 
 def _statement(task: tasks.Task, example: Test) -> str:
-    """What is told of a task to who writes programs, with an example that is no test."""
+    """Return the statement of a task for a programmer, with an example that is not a test."""
     family = FAMILIES[task.family]
     if example.function:
         signature = f"{FUNCTION}({', '.join(family.names)})"
@@ -105,6 +114,6 @@ def _program(task: tasks.Task, function: str) -> str:
 
 
 def widest(tests: Sequence[Test], most: int | None) -> tuple[Test, ...]:
-    """At most so many tests, those with the longest inputs, in their order."""
+    """Return at most `most` tests, those with the longest inputs, in their order."""
     ranked = sorted(range(len(tests)), key=lambda i: (-len(tests[i].input), i))
     return tuple(tests[i] for i in sorted(ranked[:most]))

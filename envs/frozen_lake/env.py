@@ -45,7 +45,7 @@ goal, someone in a red coat is you, a red cross on dark water is you in a hole, 
 on gold is you on the goal.""",
 }
 
-# Names of things in a text -> what they name.
+# Name of a thing in a text -> the thing.
 _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
 
 
@@ -54,15 +54,15 @@ class FrozenLake:
 
     size: (rows, columns), from 2 to 20 each
     frozen: probability that a cell is ice rather than a hole, before unsolvable maps are dropped
-    slip: probability of an unintended move; either side of the intended one gets half of it. The
-        paper's 0.02; 2/3 is Gymnasium's classic lake, 0 leaves nothing to chance
-    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (a picture
-        alone, for a model that sees: `sprites`)
+    slip: probability of an unintended move, half for either side of the intended move. The paper
+        uses 0.02, Gymnasium's classic lake 2/3; with 0 the game is deterministic
+    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (only a
+        picture, for a model with a vision tower: `sprites`)
     min_solution, max_solution: bounds on the shortest safe path of a generated map, in moves
-        (None: no bound; 200 at most)
-    split: "imitation", "train" or "eval": three sets of maps that share none, even rotated or
-        mirrored; None draws from all
-    tile: pixels along a side of a cell of the picture, from 8 to 64; read with "image" alone
+        (None: no bound; at most 200)
+    split: "imitation", "train" or "eval": three sets of maps that are disjoint even up to rotation
+        and reflection; None draws from all
+    tile: side of a cell of the picture in pixels, from 8 to 64; used only with "image"
     """
 
     actions = tuple(MOVES)
@@ -87,10 +87,10 @@ class FrozenLake:
         self.words: tuple[str, ...] = (*texts, *cells)
         self.frozen = probability("frozen", frozen)
         self.slip = probability("slip", slip)
-        # The player never starts on the goal, so its shortest path has at least one move.
+        # The player never starts on the goal, so the shortest path has at least one move.
         self.min_solution = 1
         if min_solution is not None:
-            # Longer ones are drawn next to never.
+            # Maps with longer paths are almost never drawn.
             self.min_solution = whole("min_solution", min_solution, least=1, most=sum(self.size))
         self.max_solution = None
         if max_solution is not None:
@@ -105,15 +105,15 @@ class FrozenLake:
         self.instructions = "\n".join([rules, *(_OBSERVATION_RULES[mode] for mode in modes)])
 
     def reset(self, seed: int) -> State:
-        """Map number `seed`, an int in [0, 2**63), of this split and size; `slip` has no part.
+        """Return map number `seed`, an int in [0, 2**63), of this split and size.
 
-        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
-        MAX_ATTEMPTS.
+        It is the first of attempts 0, 1, ... that meets the constraints; `slip` does not matter.
+        Raises ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
         for attempt in range(MAX_ATTEMPTS):
             state = maps.draw_map(Draws(seed, attempt, maps.TAG), self.size, self.frozen)
-            # The hash costs a fraction of the search, so it goes first.
+            # The hash costs a fraction of the search, so it is checked first.
             if self.split is not None and maps.split_of(state) != self.split:
                 continue
             plan = self.solve(state)
@@ -129,8 +129,8 @@ class FrozenLake:
         )
 
     def render(self, state: State) -> str | Observation:
-        """The observation: the grid, the positions in words, the one above the other, or a picture
-        and no word."""
+        """Return the observation: the grid, the positions in words, the grid above the positions,
+        or only a picture."""
         if self.observation == "image":
             return Observation(IMAGE, (sprites.draw(state, self.tile),))
         if self.observation == "grid":
@@ -140,7 +140,7 @@ class FrozenLake:
         return lake.grid_text(state) + "\n" + coordinate_text(state)
 
     def outcomes(self, state: State, action: str) -> Outcomes:
-        """(probability, cell, reward, done) of all that `action` can lead to: see `rules`.
+        """Return (probability, cell, reward, done) of each possible outcome; see `rules`.
 
         Raises ValueError for an unknown action.
         """
@@ -149,10 +149,10 @@ class FrozenLake:
         return outcomes(state.lake, self.slip, state.player, action)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None) -> Step:
-        """Move, or slip: one draw of `rng` an action. Without `rng` (None) nothing slips.
+        """Move, or slip: one draw of `rng` per action. Without `rng` (None) nothing slips.
 
-        info: "success" (the player is on the goal), "moved" (and has just changed its cell),
-        "slipped" (the move was not the intended one, even if it led nowhere else).
+        info: "success" (the player is on the goal), "moved" (the player changed its cell),
+        "slipped" (the move was not the intended move, even if both lead to the same cell).
         In a hole or on the goal every action stays there and earns 0.
         """
         possible = self.outcomes(state, action)
@@ -167,18 +167,18 @@ class FrozenLake:
         return Step(after, float(reward), done, info)
 
     def identity(self, state: State) -> str:
-        """The grid text, the same for rotated and mirrored maps."""
+        """Return the canonical grid text, the same for rotated and mirrored maps."""
         return canonical_grid(lake.grid_text(state))
 
     def solve(self, state: State) -> tuple[str, ...] | None:
-        """A shortest safe path in moves, for imitation; None if there is none.
+        """Return a shortest safe path in moves, for imitation; None if there is none.
 
-        It holds as long as nothing slips: after a slip, solve again from where that led.
+        It is valid as long as nothing slips: after a slip, call again with the resulting state.
         """
         return solver.solve(state, self.slip)
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: where everything is, as rowcolumn, and its plan.
+        """Return the expert's reasoning: all positions, as row and column digits, and its plan.
 
         For example "player 23 hole 12 21 goal 33 plan Down".
         """
@@ -191,35 +191,36 @@ class FrozenLake:
 
     @property
     def styles(self) -> Mapping[str, Style]:
-        """Ways to think, for `warmstart.styles`."""
+        """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} hole{cells}* goal{cells} plan( (Up|Down|Left|Right))*"
         return with_grounded(self.explain, thought, "player")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(positions of player, holes and goal in `thought` that are so, positions stated).
+        """Return (number of true positions in `thought`, number of positions stated).
 
-        (0, 0) where IMAGE stands for what is so: see `transcribe`.
+        Counts positions of the player, holes and goal. (0, 0) if the observation holds IMAGE in
+        place of a text: see `transcribe`.
         """
         if IMAGE in observation:
             return 0, 0
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
 
     def transcribe(self, image: np.ndarray) -> str:
-        """`grid_text` of the state that `render` drew, with observation="image"."""
+        """Return `grid_text` of the state that `render` drew, with observation="image"."""
         return read_grid(image, sprites.SPRITES, self.tile)
 
     def parse(self, grid_text: str) -> State:
-        """The state a grid text shows, of any size; strict (ValueError)."""
+        """Return the state of a grid text of any size; strict (ValueError)."""
         return lake.parse(grid_text)
 
     def grid_text(self, state: State) -> str:
-        """Rows of `P _ O G X √` joined by newlines, none at the end."""
+        """Return rows of `P _ O G X √` joined by newlines, without a trailing newline."""
         return lake.grid_text(state)
 
 
 def coordinate_text(state: State) -> str:
-    """The state in words, all positions (row, column) from 0 at the top left."""
+    """Return the state in words; all positions are (row, column) from 0 at the top left."""
     letters, position = state.lake.letters, state.lake.position
     where = {"F": "", "H": ", in a hole", "G": ", on the goal"}[letters[state.player]]
     holes = ", ".join(str(position(cell)) for cell in _holes(state)) or "none"
@@ -235,7 +236,7 @@ def coordinate_text(state: State) -> str:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Where everything is, as `stated_positions` says it."""
+    """Return all positions that an observation shows, in the form of `stated_positions`."""
     grid = grid_lines(observation, lake.SYMBOLS)
     shown = coordinate_text(lake.parse(grid)) if grid else observation
     return frozenset(stated_positions(shown, _THINGS))
@@ -246,9 +247,9 @@ def _holes(state: State) -> list[int]:
 
 
 def _draw(possible: Outcomes, uniform: float) -> int:
-    """The index of the outcome that a number in [0, 1) falls on."""
+    """Return the index of the outcome that a uniform number in [0, 1) selects."""
     for index, (share, _, _, _) in enumerate(possible):
         uniform -= share
         if uniform < 0:
             return index
-    return len(possible) - 1  # the shares add up to 1 only up to rounding
+    return len(possible) - 1  # the probabilities sum to 1 only up to rounding

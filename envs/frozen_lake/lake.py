@@ -1,7 +1,6 @@
 """The lake: its state, and its text form in the symbols of the released RAGEN.
 
-Cells are numbered as Gymnasium numbers its states: row * columns + column, both from 0 at the top
-left.
+Cells are numbered as in Gymnasium: row * columns + column, both from 0 at the top left.
 """
 
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ _LETTER = {symbol: letter for d in (_SYMBOL, _SYMBOL_WITH_PLAYER) for letter, sy
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """What never changes in an episode.
+    """The part of a map that is constant in an episode.
 
-    rows: of Gymnasium's letters: F frozen, H hole, G goal (once). The start is plain ice: it
-        means nothing once the player has left it.
+    rows: rows of Gymnasium's letters: F frozen, H hole, G goal (exactly one). The start is F: it
+        has no meaning once the player has left it
     """
 
     rows: tuple[str, ...]
@@ -31,17 +30,17 @@ class Lake:
 
     @property
     def letters(self) -> str:
-        """The letter of every cell, in the order of their numbers."""
+        """The letters of all cells, in the order of their numbers."""
         return "".join(self.rows)
 
     def position(self, cell: int) -> tuple[int, int]:
-        """(row, column) of a cell."""
+        """Return (row, column) of a cell."""
         return divmod(cell, len(self.rows[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A position of the game; hashable, two equal positions are equal states."""
+    """A position of the game; hashable, and equal positions are equal states."""
 
     lake: Lake
     player: int  # cell
@@ -52,7 +51,7 @@ class State:
 
 
 def grid_text(state: State) -> str:
-    """Rows of symbols joined by newlines, none at the end."""
+    """Return the rows of symbols joined by newlines, without a trailing newline."""
     letters = state.lake.letters
     symbols = [_SYMBOL[letter] for letter in letters]
     symbols[state.player] = _SYMBOL_WITH_PLAYER[letters[state.player]]
@@ -61,7 +60,7 @@ def grid_text(state: State) -> str:
 
 
 def parse(text: str) -> State:
-    """The state that `grid_text` wrote. Strict: raises ValueError saying what is wrong and where.
+    """Return the state of a `grid_text`. Strict: raises ValueError with the error and its place.
 
     Rows and columns in messages count from 0 at the top left.
     """
@@ -91,7 +90,7 @@ def parse(text: str) -> State:
 def _only(
     what: str, symbols: tuple[str, ...], places: dict[str, list[tuple[int, int]]]
 ) -> tuple[int, int]:
-    """The one place, of those of each symbol, in which one of `symbols` was found."""
+    """Return the only place of any of `symbols`; raise ValueError unless there is exactly one."""
     theirs = sorted(place for symbol in symbols for place in places[symbol])
     if len(theirs) != 1:
         where = ", at " + " and ".join(map(str, theirs)) if theirs else ""

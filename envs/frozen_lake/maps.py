@@ -1,17 +1,18 @@
-"""Maps from seeds, and which split a map belongs to.
+"""Maps from seeds, and the split of a map.
 
-As in the released RAGEN the player starts anywhere and the goal lies anywhere else (Gymnasium's own
-maps run from corner to corner); every other cell is frozen with a given probability.
+As in the released RAGEN, the player starts on a random cell and the goal is on another random cell
+(Gymnasium's own maps run from corner to corner). Every other cell is frozen with a given
+probability.
 """
 
 from ragen_jax.envs.frozen_lake.lake import Lake, State
 from ragen_jax.envs.problems import Draws, canonical_grid, split_by_hash
 
-TAG = 0x0F202E17  # of this environment's `Draws`
+TAG = 0x0F202E17  # tag of this environment's `Draws`
 
 
 def draw_map(draws: Draws, size: tuple[int, int], frozen: float) -> State:
-    """One attempt: a map of (rows, columns), not always one that can be solved.
+    """Make one attempt at a map of (rows, columns), which may be unsolvable.
 
     `frozen` is the probability that a cell is ice rather than a hole, to 32 bits.
     """
@@ -27,9 +28,9 @@ def draw_map(draws: Draws, size: tuple[int, int], frozen: float) -> State:
 
 
 def split_of(state: State) -> str:
-    """The split of a map: a hash of its holes and goal up to symmetry.
+    """Return the split of a map, from a hash of its holes and goal up to symmetry.
 
-    Where the player stands does not count: every state of an imitated episode stays in the
-    imitation split.
+    The player's position does not count: every state of an imitated episode stays in the imitation
+    split.
     """
     return split_by_hash("frozen_lake", canonical_grid("\n".join(state.lake.rows)))

@@ -5,15 +5,15 @@ import functools
 from ragen_jax.envs.frozen_lake.lake import Lake, State
 from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
 
-Cost = tuple[int, int]  # (moves to the goal, holes that a slip on the way could end in)
+Cost = tuple[int, int]  # (moves to the goal, number of outcomes on the path that slip into a hole)
 
 
 def solve(state: State, slip: float) -> tuple[str, ...] | None:
-    """A shortest sequence of moves to the goal that enters no hole if nothing slips, or None.
+    """Return a shortest sequence of moves to the goal that enters no hole without a slip, or None.
 
-    Among the shortest it is one with the fewest chances to slip into a hole, and among those the
-    one that takes the earliest move of MOVES first: the answer depends on the state alone. On
-    the goal the plan is ().
+    Among the shortest paths it has the fewest chances to slip into a hole; ties are resolved by the
+    order of MOVES, earliest first. The result depends only on the state. On the goal the plan is
+    ().
     """
     costs = _costs(state.lake, slip)
     if state.player not in costs:
@@ -21,7 +21,7 @@ def solve(state: State, slip: float) -> tuple[str, ...] | None:
     plan, cell = [], state.player
     while costs[cell] != (0, 0):
         options = _moves(state.lake, slip, cell, costs)
-        action = min(options, key=lambda action: options[action][0])  # the first of the best
+        action = min(options, key=lambda action: options[action][0])  # first of the best moves
         plan.append(action)
         cell = options[action][1]
     return tuple(plan)
@@ -29,11 +29,11 @@ def solve(state: State, slip: float) -> tuple[str, ...] | None:
 
 @functools.lru_cache(maxsize=256)
 def _costs(lake: Lake, slip: float) -> dict[int, Cost]:
-    """The cost of the best path from every cell that has one."""
+    """Return the cost of the best path from every cell that has a path."""
     costs = {lake.letters.index("G"): (0, 0)}
     ice = [cell for cell, letter in enumerate(lake.letters) if letter == "F"]
     while True:
-        # All cells one move further than those known: their cost cannot improve later.
+        # All cells one move further than the known cells: their cost cannot improve later.
         layer = {}
         for cell in ice:
             if cell not in costs:
@@ -48,7 +48,7 @@ def _costs(lake: Lake, slip: float) -> dict[int, Cost]:
 def _moves(
     lake: Lake, slip: float, cell: int, costs: dict[int, Cost]
 ) -> dict[str, tuple[Cost, int]]:
-    """The moves from `cell` to a cell of known cost: action -> (cost through it, that cell)."""
+    """Return the moves from `cell` to a cell of known cost: action -> (total cost, that cell)."""
     options = {}
     for action in MOVES:
         possible = outcomes(lake, slip, cell, action)
@@ -60,5 +60,5 @@ def _moves(
 
 
 def _holes(possible: Outcomes) -> int:
-    """How many of the outcomes end the game without reaching the goal."""
+    """Return the number of outcomes that end the game without reaching the goal."""
     return sum(done and not reward for _, _, reward, done in possible)

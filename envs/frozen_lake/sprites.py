@@ -1,6 +1,7 @@
-"""How the cells of a lake look: a sprite for each symbol of its text (`lake`).
+"""Pictures of the cells of a lake: a sprite for each symbol of its text (`lake`).
 
-Each thing has a colour of its own beside its shape: a vision tower may see a few pixels at a time.
+Each thing has its own colour as well as its own shape: a vision tower may see a few pixels at a
+time.
 """
 
 import numpy as np
@@ -70,6 +71,6 @@ SPRITES: dict[str, Sprite] = {
 
 
 def draw(state: State, tile: int) -> np.ndarray:
-    """uint8 [rows * tile, columns * tile, 3]: the lake from above."""
+    """Return uint8 [rows * tile, columns * tile, 3]: the lake from above."""
     rows = lake.grid_text(state).split("\n")
     return draw_grid([[SPRITES[symbol] for symbol in row] for row in rows], tile)

@@ -1,11 +1,11 @@
-"""The board: its state, its text form, and what a slide makes of it."""
+"""The board: its state, its text form, and the result of a slide."""
 
 import functools
 from dataclasses import dataclass
 
 EMPTY = "_"
 
-MOVES = ("Up", "Down", "Left", "Right")  # the order is also the scripted player's of preference
+MOVES = ("Up", "Down", "Left", "Right")  # also the scripted player's order of preference
 
 Row = tuple[int, ...]
 Cell = tuple[int, int]  # (row, column), both from 0 at the top left
@@ -13,9 +13,9 @@ Cell = tuple[int, int]  # (row, column), both from 0 at the top left
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A position of the game; hashable, two equal positions are equal states.
+    """A position of the game; hashable, and equal positions are equal states.
 
-    rows: of a square board, from the top; the number on each tile, 0 where there is none
+    rows: rows of a square board, from the top; the number on each tile, 0 for an empty cell
     """
 
     rows: tuple[Row, ...]
@@ -26,7 +26,7 @@ class State:
 
     @property
     def total(self) -> int:
-        """What the tiles add up to."""
+        """Sum of the tiles."""
         return sum(map(sum, self.rows))
 
     @property
@@ -35,12 +35,12 @@ class State:
         return all(slide(self, action)[0] == self for action in MOVES)
 
     def cells(self, number: int) -> list[Cell]:
-        """Where the tiles of a number are, row by row; 0: the empty cells."""
+        """Return the cells with tiles of a number, row by row; 0: the empty cells."""
         size = range(len(self.rows))
         return [(r, c) for r in size for c in size if self.rows[r][c] == number]
 
     def put(self, cell: Cell, number: int) -> "State":
-        """The same with another number in a cell."""
+        """Return the board with another number in a cell."""
         r, c = cell
         row = self.rows[r]
         row = row[:c] + (number,) + row[c + 1 :]
@@ -48,7 +48,7 @@ class State:
 
 
 def slide(state: State, action: str) -> tuple[State, int]:
-    """(the board after a move, before a new tile appears, sum of the tiles that were merged)."""
+    """Return (board after a move, before a new tile appears; sum of the tiles made by merging)."""
     rows = state.rows
     lines = tuple(zip(*rows, strict=True)) if action in ("Up", "Down") else rows
     back = -1 if action in ("Down", "Right") else 1
@@ -59,7 +59,7 @@ def slide(state: State, action: str) -> tuple[State, int]:
 
 
 def merges(state: State, action: str) -> list[tuple[int, list[Cell]]]:
-    """(number, its two cells) of each pair of tiles that a move merges, largest number first."""
+    """Return (number, its two cells) of each pair of tiles that a move merges, largest first."""
     size = len(state.rows)
     found = []
     for line in range(size):
@@ -76,13 +76,13 @@ def merges(state: State, action: str) -> list[tuple[int, list[Cell]]]:
     return sorted(found, key=lambda pair: -pair[0])
 
 
-# Rows repeat more than boards do, and a player looks at thousands of boards.
+# Rows repeat more often than boards, and a player looks at thousands of boards.
 @functools.lru_cache(maxsize=1 << 16)
 def _slid(line: Row) -> tuple[Row, Row]:
-    """(a line slid towards its beginning, the tiles that were merged, as they are then)."""
+    """Return (a line slid towards its beginning, the tiles made by merging)."""
     slid: list[int] = []
     merged: list[int] = []
-    fresh = False  # whether the last tile was merged in this move: it is not merged again
+    fresh = False  # whether the last tile was just made by merging: it is not merged again
     for tile in filter(None, line):
         if slid and slid[-1] == tile and not fresh:
             slid[-1] = 2 * tile
@@ -95,12 +95,12 @@ def _slid(line: Row) -> tuple[Row, Row]:
 
 
 def grid_text(state: State) -> str:
-    """Rows of numbers and EMPTY parted by spaces, joined by newlines, none at the end."""
+    """Return rows of numbers and EMPTY, separated by spaces, and joined by newlines."""
     return "\n".join(" ".join(str(tile or EMPTY) for tile in row) for row in state.rows)
 
 
 def parse(text: str) -> State:
-    """The state that `grid_text` wrote. Strict: raises ValueError saying what is wrong and where.
+    """Return the state of a `grid_text`. Strict: raises ValueError with the error and its place.
 
     Rows and columns in messages count from 0 at the top left.
     """

@@ -1,8 +1,8 @@
 """2048 for language agents: slide and merge tiles until one of them is the goal.
 
-The rules are those of the game (Cirulli 2014, github.com/gabrielecirulli/2048), on a board that is
-already under way and with a goal that a short episode can reach. A merge earns the new tile's
-share of the goal, a move that changes nothing costs 0.1, and the goal earns 1.
+The rules are those of the game (Cirulli 2014, github.com/gabrielecirulli/2048), on a board in mid
+game and with a goal that a short episode can reach. A merge earns the new tile's number divided by
+the goal, a move that changes nothing costs 0.1, and the goal earns 1.
 """
 
 import functools
@@ -18,10 +18,10 @@ from ragen_jax.envs.options import one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
-MAX_SIDE = 6  # of the board
+MAX_SIDE = 6  # rows or columns of the board
 MAX_GOAL = 2**17  # the largest tile of the board with 4 x 4 cells
 
-SHARE_OF_4 = 0.1  # of the new tiles; the others are a 2
+SHARE_OF_4 = 0.1  # fraction of new tiles that are 4; the others are 2
 
 REWARD_BLOCKED, REWARD_GOAL = -0.1, 1.0
 
@@ -37,7 +37,7 @@ ends the game. A move that changes nothing costs 0.1. The game also ends when no
 anything.
 The board is drawn as rows of numbers; _ is an empty cell."""
 
-# What a text may call a tile, and the empty cells.
+# Names of a tile, and of the empty cells, in a text.
 _THINGS = {
     name.format(2**k): str(2**k)
     for k in range(1, MAX_GOAL.bit_length())
@@ -48,16 +48,16 @@ _THINGS = {
 class Game2048:
     """Generated boards of 2048; see `ragen_jax.envs.types.Environment`.
 
-    With the defaults and 20 moves the scripted player, which `solve` asks, reaches the goal on 86
+    With the defaults and 20 moves, the scripted player, which `solve` calls, reaches the goal on 86
     of 100 boards, random moves on 17.
 
     size: rows, and columns, of the board, from 2 to 6
-    goal: the tile to make, a power of two from 8 to 131072 that the board has room for
+    goal: the tile to make, a power of two from 8 to 131072 that fits the board
     start_tiles: tiles of a start board, each 2, 4, ... up to a quarter of the goal
-    min_sum: what they add up to at least (None: no bound): it decides how many moves the goal is
+    min_sum: minimum sum of the start tiles (None: no bound): it decides how many moves the goal is
         away, since a move adds 2 or 4
-    split: "imitation", "train" or "eval": three sets of start boards that share none, even rotated
-        or mirrored; None draws from all
+    split: "imitation", "train" or "eval": three sets of start boards that are disjoint even up to
+        rotation and reflection; None draws from all
     """
 
     actions: tuple[str, ...] = MOVES
@@ -72,7 +72,7 @@ class Game2048:
         split: str | None = "train",
     ) -> None:
         self.size = whole("size", size, least=2, most=MAX_SIDE)
-        # With a 4 in the last free cell, and every smaller tile once, the board is full.
+        # The largest possible tile: a 4 in the last free cell, and every smaller tile once.
         most = min(2 ** (self.size**2 + 1), MAX_GOAL)
         self.goal = whole("goal", goal, least=8, most=most)
         if self.goal & (self.goal - 1):
@@ -81,7 +81,7 @@ class Game2048:
         self.start_tiles = whole("start_tiles", start_tiles, least=2, most=self.size**2 - 1)
         self.min_sum = 0
         if min_sum is not None:
-            # Larger ones are drawn next to never.
+            # Boards with a larger sum are almost never drawn.
             most = max(self.start_tiles * self.goal // 8, 2 * self.start_tiles)
             self.min_sum = whole("min_sum", min_sum, least=1, most=most)
         self.split = one_of("split", split, (*SPLITS, None))
@@ -94,9 +94,9 @@ class Game2048:
         self.words: tuple[str, ...] = tuple(dict.fromkeys((*texts, *cells)))
 
     def reset(self, seed: int) -> State:
-        """Board number `seed`, an int in [0, 2**63), of this split and size.
+        """Return board number `seed`, an int in [0, 2**63), of this split and size.
 
-        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
+        It is the first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
         MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
@@ -114,17 +114,17 @@ class Game2048:
         )
 
     def render(self, state: State) -> str:
-        """The observation: rows of numbers, _ for an empty cell."""
+        """Return the observation: rows of numbers, _ for an empty cell."""
         return board.grid_text(state)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None) -> Step:
-        """Slide; after a move that changed something two draws of `rng` make a new tile.
+        """Slide; after a move that changed something, two draws of `rng` make a new tile.
 
-        Without `rng` (None) no tile appears. Where the game is over nothing changes and nothing is
-        earned.
+        Without `rng` (None) no tile appears. Once the game is over, a move changes nothing and
+        earns nothing.
 
         info: "success" (the goal is reached), "moved" (something changed), "merged" (sum of the
-        tiles that were made by merging).
+        tiles made by merging).
         """
         if action not in MOVES:
             raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
@@ -143,21 +143,22 @@ class Game2048:
         return Step(after, reward, success or after.stuck, info)
 
     def identity(self, state: State) -> str:
-        """The board with a letter a cell, the same for its rotations and reflections."""
+        """Return the board with one letter per cell, the same for rotations and reflections."""
         return boards.identity(state)
 
     def solve(self, state: State) -> tuple[str, ...] | None:
-        """A few good moves, for imitation; None where no move is possible.
+        """Return a few good moves, for imitation; None if no move is possible.
 
-        Not the shortest plan of the contract, which new tiles leave no sense to: a scripted
-        player's next moves, which need not reach the goal. It is asked again each turn.
+        It is not the shortest plan of the contract, which new tiles make meaningless, but the
+        scripted player's next moves, which need not reach the goal. It is called again each turn.
         """
         return player.play(state, self.goal)
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: its two largest numbers and what it merges, and a plan.
+        """Return the expert's reasoning: its two largest numbers, its merges, and its plan.
 
-        Cells are written as rowcolumn: "tile 32 00 tile 16 10 21 merge 4 02 03 plan Left Up".
+        Cells are written as row and column digits: "tile 32 00 tile 16 10 21 merge 4 02 03 plan
+        Left Up".
         """
         numbers = sorted({tile for row in state.rows for tile in row if tile}, reverse=True)
         facts = [("tile", number, state.cells(number)) for number in numbers[:2]]
@@ -170,15 +171,18 @@ class Game2048:
         return " ".join([*words, "plan", *plan])
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(positions of tiles and empty cells in `thought` that are so, positions stated)."""
+        """Return (number of true positions in `thought`, number of positions stated).
+
+        Counts positions of tiles and empty cells.
+        """
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
 
     def parse(self, grid_text: str) -> State:
-        """The state a grid text shows, of any size; strict (ValueError)."""
+        """Return the state of a grid text of any size; strict (ValueError)."""
         return board.parse(grid_text)
 
     def grid_text(self, state: State) -> str:
-        """Rows of numbers and _ parted by spaces, joined by newlines, none at the end."""
+        """Return rows of numbers and _, separated by spaces, and joined by newlines."""
         return board.grid_text(state)
 
 
@@ -187,7 +191,7 @@ _ROW = re.compile(rf"(?:{EMPTY}|\d+)(?: (?:{EMPTY}|\d+))+", re.ASCII)
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same board
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Where everything is, as `stated_positions` says it."""
+    """Return all positions that an observation shows, in the form of `stated_positions`."""
     rows = [line for line in observation.splitlines() if _ROW.fullmatch(line)]
     return frozenset(
         (cell, (r, c)) for r, row in enumerate(rows) for c, cell in enumerate(row.split(" "))

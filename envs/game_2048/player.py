@@ -1,25 +1,25 @@
 """A scripted player: expectimax over one move, the tile that appears, and one more move.
 
-New tiles make a shortest plan meaningless, so that this is no solver: it plays well, not best.
+New tiles make a shortest plan meaningless, so this is not a solver: it plays well, not optimally.
 """
 
 import functools
 
 from ragen_jax.envs.game_2048.board import MOVES, Row, State, slide
 
-# Moves of a plan. It leaves out the tiles that appear meanwhile, and says the less the longer it
-# is.
+# Moves of a plan. The plan ignores the tiles that appear meanwhile, so its later moves are less
+# reliable.
 PLAN = 4
-PLACES = 6  # empty cells, evenly spread over all, in which a new tile is tried
+PLACES = 6  # empty cells, evenly spaced, in which a new tile is tried
 
 _REACHED, _STUCK = 1e6, -1e6
 
 
 def play(state: State, goal: int) -> tuple[str, ...] | None:
-    """Up to PLAN good moves from `state`, each as if no tile had appeared since it.
+    """Return up to PLAN good moves from `state`, ignoring the tiles that appear in between.
 
-    Empty where the goal is reached, None where no move is possible. The answer depends on the
-    state alone.
+    Empty if the goal is reached, None if no move is possible. The result depends only on the
+    state.
     """
     plan: list[str] = []
     while len(plan) < PLAN and state.largest < goal:
@@ -31,7 +31,7 @@ def play(state: State, goal: int) -> tuple[str, ...] | None:
 
 
 def _best(state: State, goal: int, ahead: int) -> tuple[float, str | None, State]:
-    """(worth, move, board after it) of the first of the best moves; None where none is possible."""
+    """Return (value, move, board after it) of the first of the best moves; move None if none."""
     best = (_STUCK, None, state)
     for action in MOVES:
         after, merged = slide(state, action)
@@ -43,19 +43,19 @@ def _best(state: State, goal: int, ahead: int) -> tuple[float, str | None, State
 
 
 def _worth(state: State, goal: int, ahead: int) -> float:
-    """Of a board on which a tile is about to appear, where it is looked `ahead` moves further."""
+    """Return the value of a board before a new tile appears, searching `ahead` moves further."""
     if state.largest >= goal:
-        return _REACHED * (1 + ahead)  # the sooner the better
+        return _REACHED * (1 + ahead)  # the sooner, the better
     empty = state.cells(0)
     if not ahead or not empty:
         return _looks(state)
     tried = empty[:: -(-len(empty) // PLACES)]
-    # Nine of ten new tiles are a 2.
+    # Nine of ten new tiles are a 2, so only a 2 is tried.
     return sum(_best(state.put(cell, 2), goal, ahead - 1)[0] for cell in tried) / len(tried)
 
 
 def _looks(state: State) -> float:
-    """How good a board looks: empty cells, pairs, and neighbours that differ little."""
+    """Return a heuristic value of a board: empty cells, equal neighbours, small differences."""
     lines = (*state.rows, *zip(*state.rows, strict=True))
     return sum(map(_line_looks, lines))
 

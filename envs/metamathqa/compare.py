@@ -1,7 +1,7 @@
-"""Whether an answer is right, whatever it holds.
+"""Judging whether an answer of any content is right.
 
-math-verify reads it with a grammar and hands it to SymPy, which both may take for ever: they run
-in a process of their own, which is replaced where it hangs or dies.
+math-verify parses it with a grammar and passes it to SymPy; both may take forever. They run in a
+separate process, which is replaced if it hangs or dies.
 """
 
 import functools
@@ -19,18 +19,19 @@ from pathlib import Path
 
 COMPARE = ("string", "math_verify")
 
-MAX_TEXT = 500  # characters of an answer that math-verify is asked about
-LIMIT = 5  # seconds of a comparison
-START_LIMIT = 120  # seconds until the process can compare; a second where nothing else runs
+MAX_TEXT = 500  # characters; longer answers are not passed to math-verify
+LIMIT = 5  # seconds per comparison
+START_LIMIT = 120  # seconds until the process is ready; about one on an idle machine
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of an answer.
+    """The judgement of an answer.
 
-    right: it is. readable: there is something to compare
+    right: whether it is right
+    readable: whether there is something to compare
     error: why it could not be compared; "" if it was
     """
 
@@ -40,16 +41,16 @@ class Verdict:
 
 
 def check_installed(compare: str) -> None:
-    """Raises ValueError where `compare`, one of COMPARE, needs a package that is not there."""
+    """Raise ValueError if `compare`, one of COMPARE, needs a package that is missing."""
     if compare == "math_verify" and importlib.util.find_spec("math_verify") is None:
         raise ValueError("compare='math_verify' needs math-verify: pip install 'ragen_jax[math]'")
 
 
 def judge_answer(right: str, said: str, compare: str) -> Verdict:
-    """Compares an answer with the right one.
+    """Compare an answer with the right answer.
 
-    "string" is the rule of the released RAGEN: the same in lower case, spaces left out.
-    "math_verify" also takes what means the same. Never raises for what is said.
+    "string" is the rule of the released RAGEN: equal in lower case, ignoring spaces.
+    "math_verify" also accepts equivalent answers. Never raises because of the answer.
     """
     given = _bare(said)
     if not given or given == _bare(right) or compare == "string":
@@ -65,29 +66,29 @@ def _bare(text: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _judge(process: int) -> "Judge":
-    """The one of this process; a fork needs another."""
+    """Return the judge of this process; a fork needs another."""
     return Judge()
 
 
 class _Gone(Exception):
-    """A worker that says nothing more, and why."""
+    """A worker no longer answers; the message says why."""
 
 
 class Judge:
-    """Compares answers in a worker, one at a time: an environment asks for one at a time."""
+    """Compares answers in a worker process, one at a time."""
 
     def __init__(self, command: tuple[str, ...] | None = None) -> None:
-        """command: of the worker, which starts with the first comparison."""
-        # -P: the worker's folder is not where modules are looked for.
+        """command: command of the worker, which starts with the first comparison."""
+        # -P: do not search the worker's folder for modules.
         self._command = command or (sys.executable, "-P", str(WORKER), str(LIMIT))
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
 
     def compare(self, right: str, said: str) -> Verdict:
-        """What math-verify says; False and why, where it says nothing in LIMIT seconds.
+        """Return math-verify's verdict; if it takes longer than LIMIT seconds, False and why.
 
-        Raises RuntimeError if no worker starts, which no answer can bring about.
+        Raises RuntimeError if no worker starts, which no answer can cause.
         """
         with self._lock:
             worker = self._started()
@@ -98,7 +99,7 @@ class Judge:
                 return Verdict(False, False, str(error))
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        """The worker, ready to compare."""
+        """Return the worker, ready to compare."""
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
         self._end()
@@ -108,7 +109,7 @@ class Judge:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._end = weakref.finalize(self, _end, worker)  # at the latest when the process ends
+        self._end = weakref.finalize(self, _end, worker)  # at the latest at interpreter exit
         try:
             _read_line(worker, START_LIMIT)
         except _Gone as error:
@@ -136,12 +137,12 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # what was still to be written
+            except OSError:  # unwritten data
                 pass
 
 
 def _read_line(worker: "subprocess.Popen[bytes]", seconds: float) -> bytes:
-    """The next line of a worker. Raises _Gone if none comes."""
+    """Return the next line of a worker. Raises _Gone if none arrives."""
     assert worker.stdout is not None
     end, line = time.monotonic() + seconds, b""
     with selectors.DefaultSelector() as selector:

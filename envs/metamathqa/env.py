@@ -1,8 +1,8 @@
 """MetaMathQA for language agents: a question with a final answer, and any number of tries.
 
-As in the released RAGEN the first right answer earns 1, 0.5, 0.25, ... with each try that went
-before, a wrong one is told so, and only a right one ends the task: how many tries there are is a
-budget of the rollout (env.max_turns and env.max_actions).
+As in the released RAGEN, the first right answer earns 1, halved with each earlier try, a wrong
+answer is reported as wrong, and only a right answer ends the task. The number of tries is limited
+by the rollout (env.max_turns and env.max_actions).
 """
 
 import itertools
@@ -21,9 +21,9 @@ from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whol
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
-MAX_ROWS = 10**7  # of a file
-MAX_SHOWN = 60  # characters of a wrong answer
-SECOND_TRIES = 4  # one imitated question in so many is shown behind a wrong answer
+MAX_ROWS = 10**7  # rows of a file
+MAX_SHOWN = 60  # characters of a wrong answer that are shown
+SECOND_TRIES = 4  # one of this many imitated questions is shown after a wrong answer
 
 _RULES = """\
 You are answering a question of mathematics. Write the final answer alone, a number or an \
@@ -39,11 +39,11 @@ _CLAIM = re.compile(rf"\b({_VERBS})\b(?:\s|:|\b(?:them|it|into)\b)*([0-9]+)", re
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A state: a question, how many answers were given, and the last of them if it was wrong."""
+    """A state: a question, the number of answers given, and the last answer if it was wrong."""
 
     question: Question
     given: int = 0
-    wrong: str = ""  # in one line, of MAX_SHOWN characters at most
+    wrong: str = ""  # in one line, at most MAX_SHOWN characters
 
 
 class MetaMathQA:
@@ -52,17 +52,18 @@ class MetaMathQA:
     An action is any text, so `actions` is empty.
 
     operations: (fewest, most) operations of a generated question
-    largest: of the numbers in a generated question, and on the way to its answer
-    operators: those which a generated question may need, some of "+-*/"
-    compare: "string": right is what the answer says in lower case and without spaces (the released
-        rule); "math_verify": also what means the same, as 1/2 and 0.5 (extra "math")
+    largest: largest number in a generated question, including intermediate values
+    operators: operators that a generated question may need, some of "+-*/"
+    compare: "string": the answer must equal the right one in lower case, ignoring spaces (the
+        released rule); "math_verify": equivalent answers count as right, such as 1/2 and 0.5
+        (extra "math")
     path: JSON file of questions to draw from instead of generating them (`load_questions`);
-        operations, largest and operators then have no part
-    max_rows: how many of its rows are drawn from (None: all)
-    types: of the questions drawn from, how their `type` begins; the released code keeps "MATH_"
-    split: "imitation", "train" or "eval": three sets of questions that share none, even told of
-        others, or as the file's other questions that were made of the same original; None draws
-        from all
+        operations, largest and operators are then unused
+    max_rows: number of its rows to draw from (None: all)
+    types: prefix of the `type` of the questions to draw from; the released code keeps "MATH_"
+    split: "imitation", "train" or "eval": three sets of questions that are disjoint, even with
+        other names and things, or rephrased: the file's questions made from the same original
+        share a split. None draws from all
     """
 
     actions: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ class MetaMathQA:
         split: str | None = "train",
     ) -> None:
         self.operations = bounds("operations", operations, most=stories.MAX_OPERATIONS)
-        least = 2 * stories.MAX_FACTOR  # so that each operation has numbers to choose from
+        least = 2 * stories.MAX_FACTOR  # leaves each operation numbers to choose from
         self.largest = whole("largest", largest, least=least, most=stories.MAX_VALUE)
         known = isinstance(operators, str) and set(operators) <= set(stories.OPERATORS)
         if not known or not operators:
@@ -105,9 +106,9 @@ class MetaMathQA:
         self.instructions: str = _RULES
 
     def reset(self, seed: int) -> Attempt:
-        """Question number `seed`, an int in [0, 2**63), of this split.
+        """Return question number `seed`, an int in [0, 2**63), of this split.
 
-        Of what is imitated, some are shown behind a wrong answer: an expert makes none. Raises
+        Some imitated questions are shown after a wrong answer, since an expert makes none. Raises
         ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
@@ -128,7 +129,7 @@ class MetaMathQA:
         )
 
     def _draw(self, draws: Draws) -> Question | None:
-        """One attempt, of any split."""
+        """Make one attempt at a question of any split."""
         if self._given is None:
             return stories.draw_question(
                 draws,
@@ -144,23 +145,23 @@ class MetaMathQA:
         return bool(question.answer) and question.kind.startswith(self.types)
 
     def given(self) -> Iterator[tuple[int, str, Attempt]]:
-        """(row, split, state) of each question of the file that may be drawn, in its order."""
+        """Yield (row, split, state) of each question of the file that may be drawn, in order."""
         for row, question in enumerate(itertools.islice(self._given or (), self.max_rows)):
             if self._wanted(question):
                 yield row, questions.split_of(question), Attempt(question)
 
     def render(self, state: Attempt) -> str:
-        """The observation: "Question: ...", and behind a wrong answer "Wrong: 9\\nAttempt: 2"."""
+        """Return "Question: ...", and after a wrong answer "Wrong: 9\\nAttempt: 2"."""
         shown = f"Question: {state.question.text}"
         if state.given:
             shown += f"\nWrong: {state.wrong}\nAttempt: {state.given + 1}"
         return shown
 
     def step(self, state: Attempt, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Checks an answer, whatever it holds. `rng` is unused.
+        """Check an answer of any content. `rng` is unused.
 
-        info: "success", "readable" (there was something to compare) and, where the comparison
-        failed, "error".
+        info: "success", "readable" (there was something to compare) and, if the comparison failed,
+        "error".
         """
         verdict = judge_answer(state.question.answer, action, self.compare)
         info: dict[str, object] = {"success": verdict.right, "readable": verdict.readable}
@@ -170,28 +171,28 @@ class MetaMathQA:
         return Step(after, 0.5**state.given if verdict.right else 0.0, verdict.right, info)
 
     def identity(self, state: Attempt) -> str:
-        """What the question is about: its operations and numbers, or the text of its original."""
+        """Return the question's operations and numbers, or the text of its original."""
         return state.question.about
 
     def solve(self, state: Attempt) -> tuple[str, ...]:
-        """The right answer, for imitation."""
+        """Return the right answer, for imitation."""
         return (state.question.answer,)
 
     def explain(self, state: Attempt, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: what is told, and one operation at a time.
+        """Return the expert's reasoning: the facts of the question, and one operation at a time.
 
-        For example "has 12 gets 5 loses 3 plan 12+5=17 17-3=14"; of a given question, of which no
-        more is known, "plan" and the answer.
+        For example "has 12 gets 5 loses 3 plan 12+5=17 17-3=14"; for a given question, whose facts
+        are unknown, "plan" and the answer.
         """
         facts = state.question.facts
         told = [f"{verb} {n}" for verb, n in facts]
         return " ".join([*told, "plan", *(stories.operations_of(facts) if facts else plan)])
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(numbers in `thought` with a verb of the question that are so, numbers stated).
+        """Return (number of true numbers in `thought` after a verb of the question, number stated).
 
-        Somebody "has" what there is at the start or after any operation. Nothing is checked of a
-        given question, which has words of its own.
+        "has" may state the number at the start or after any operation. For given questions, whose
+        wording is free, nothing is checked: (0, 0).
         """
         told = _QUESTION.search(observation)
         if self._given is not None or told is None:
@@ -206,6 +207,6 @@ class MetaMathQA:
 
 
 def _line(answer: str) -> str:
-    """An answer as it is shown: one line of what can be written, cut."""
+    """Return an answer as it is shown: one line of characters that UTF-8 can encode, truncated."""
     text = " ".join(answer[: 4 * MAX_SHOWN].encode(errors="replace").decode().split())
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."

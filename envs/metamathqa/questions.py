@@ -1,4 +1,4 @@
-"""Questions with a final answer, those of the data set's file among them, and their splits."""
+"""Questions with a final answer, generated or from the data set's file, and their splits."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,32 +11,33 @@ from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.storage.datasets import StoredExamples
 
 FIELDS = ("type", "query", "original_question", "response")
-MARKER = "The answer is: "  # before the answer, at the end of a response
+MARKER = "The answer is: "  # precedes the answer at the end of a response
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and what is right.
+    """A question and its right answer.
 
-    about: what it is about, whatever its words: its identity
-    facts: of a generated one, what is told of numbers, in order: ("has", 12), ("gets", 5)
-    kind: of a given one, its `type`
+    about: its identity, whatever its wording
+    facts: for a generated question, its numbers with their verbs, in order: ("has", 12), ("gets",
+        5)
+    kind: for a given question, its `type`
     """
 
     text: str
-    answer: str  # "" of a row of the file without one
+    answer: str  # "" for a row of the file without an answer
     about: str
     facts: tuple[tuple[str, int], ...] = ()
     kind: str = ""
 
 
 def split_of(question: Question) -> str:
-    """The split of a question: a hash of what it is about."""
+    """Return the split of a question, from a hash of its identity."""
     return split_by_hash("metamathqa", question.about)
 
 
 class Questions:
-    """Questions of a file, each read when it is asked for."""
+    """The questions of a file, each read on demand."""
 
     def __init__(self, examples: "StoredExamples") -> None:
         self._examples = examples
@@ -58,17 +59,17 @@ class Questions:
 
 
 def load_questions(path: str | Path) -> Questions:
-    """The questions of a JSON file in the order of its rows.
+    """Return the questions of a JSON file in the order of its rows.
 
-    The format is that of meta-math/MetaMathQA: a list of objects with the texts FIELDS. What
-    follows MARKER in a response is the answer. The first call converts the file to a data set in
-    the user's cache, named by the file's content, from which later ones read single rows; a line
-    tells then how many have no answer.
+    The format is that of meta-math/MetaMathQA: a list of objects with the texts FIELDS. The answer
+    is the text after MARKER in a response. The first call converts the file to a data set in the
+    user's cache, named by the file's content, from which later calls read single rows; it also
+    prints how many rows have no answer.
 
     Raises:
-      ValueError: the file is missing, no JSON, no such list, or without any answer.
+      ValueError: the file is missing, not JSON, not such a list, or without any answer.
     """
-    # Not above: these modules import environments, and TFDS takes seconds.
+    # Imported here: these modules import environments, and importing TFDS takes seconds.
     from ragen_jax.storage.cache import cache_directory, content_hash
     from ragen_jax.storage.console import console
     from ragen_jax.storage.datasets import open_or_generate
@@ -79,7 +80,7 @@ def load_questions(path: str | Path) -> Questions:
         content = content_hash(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    unanswered = []  # how many, if the file is converted now
+    unanswered = []  # number of rows without an answer, if the file is converted now
     examples = open_or_generate(
         "metamathqa",
         {"content": content, "format": 2},
@@ -93,7 +94,7 @@ def load_questions(path: str | Path) -> Questions:
 
 
 def _examples(path: str | Path, unanswered: list[int]) -> Iterator[dict[str, str]]:
-    """What is kept of each row; the number of those without an answer is added to `unanswered`."""
+    """Yield the cached fields of each row; append the number without an answer to `unanswered`."""
     rows = _rows(path)
     answers = [_answer(row["response"]) for row in rows]
     if not any(answers):
@@ -109,13 +110,13 @@ def _examples(path: str | Path, unanswered: list[int]) -> Iterator[dict[str, str
 
 
 def _answer(response: str) -> str:
-    """What follows the last MARKER; "" where there is none."""
+    """Return the text after the last MARKER; "" if there is none."""
     _, marker, answer = response.rpartition(MARKER)
     return answer.strip() if marker else ""
 
 
 def _rows(path: str | Path) -> list[dict[str, str]]:
-    """All rows of the file, each with text in all FIELDS."""
+    """Return all rows of the file, each with text in all FIELDS."""
     rows = json_value(path)
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path} must hold a list of questions, got {str(rows)[:60]}")

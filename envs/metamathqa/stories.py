@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from ragen_jax.envs.metamathqa.questions import Question
 from ragen_jax.envs.problems import Draws
 
-TAG = 0xC0117D04  # of this environment's `Draws`
+TAG = 0xC0117D04  # tag of this environment's `Draws`
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry")
 THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "stamps")
 
-# Operation -> verb, as thoughts name it -> sentence.
+# Operation -> verb, as the reasoning names it -> sentence.
 SENTENCES = {
     "+": {
         "gets": "{name} gets {n} more.",
@@ -31,7 +31,7 @@ START = "has"
 SYMBOLS = {verb: symbol for symbol, verbs in SENTENCES.items() for verb in verbs}
 
 MAX_OPERATIONS = 6
-MAX_FACTOR = 5  # of * and /
+MAX_FACTOR = 5  # largest number in * and /
 MAX_VALUE = 10**6
 
 WORDS = (
@@ -44,10 +44,11 @@ WORDS = (
 def draw_question(
     draws: Draws, *, operations: tuple[int, int], largest: int, operators: str
 ) -> Question | None:
-    """One attempt; None where a number on the way is none from 1 to `largest`.
+    """Make one attempt at a question; None if an intermediate value is not from 1 to `largest`.
 
-    operations: (fewest, most), uniform. largest: of all numbers. operators: each as frequent as
-    it stands there.
+    operations: (fewest, most) operations, uniform
+    largest: largest number
+    operators: operators to draw from; repeated operators are more frequent
     """
     name, thing = NAMES[draws.below(len(NAMES))], THINGS[draws.below(len(THINGS))]
     count = operations[0] + draws.below(operations[1] - operations[0] + 1)
@@ -72,8 +73,10 @@ def draw_question(
 
 
 def values(facts: Sequence[tuple[str, int]]) -> list[int]:
-    """How many there are at the start and after each operation; 0 where a division does not come
-    out, and ever after."""
+    """Return the number of things at the start and after each operation.
+
+    It is 0 after a division with a remainder, and from there on.
+    """
     found = [facts[0][1]]
     for verb, n in facts[1:]:
         value = found[-1]
@@ -91,8 +94,11 @@ def values(facts: Sequence[tuple[str, int]]) -> list[int]:
 
 
 def about(facts: Sequence[tuple[str, int]]) -> str:
-    """Numbers and operations: the same for every name, thing and verb, and for every order of
-    those next to each other that can change places."""
+    """Return numbers and operations as text.
+
+    It does not depend on names, things and verbs, nor on the order of adjacent operations that
+    commute.
+    """
     parts = [(SYMBOLS[verb] in "+-", f"{SYMBOLS[verb]}{n}") for verb, n in facts[1:]]
     runs = itertools.groupby(parts, key=lambda part: part[0])
     ordered = (" ".join(sorted(text for _, text in run)) for _, run in runs)
@@ -100,7 +106,7 @@ def about(facts: Sequence[tuple[str, int]]) -> str:
 
 
 def operations_of(facts: Sequence[tuple[str, int]]) -> list[str]:
-    """The operations one by one, as "12+5=17"."""
+    """Return the operations one by one, as "12+5=17"."""
     return [
         f"{before}{SYMBOLS[verb]}{n}={after}"
         for (verb, n), (before, after) in zip(

@@ -1,9 +1,9 @@
 """The process in which math-verify compares answers: `compare.Judge` starts it as a script.
 
-A line of JSON comes in for each comparison, another goes out. It imports nothing of ragen_jax,
-ends with its input, and exits when a comparison takes too long or too much memory.
+It reads a line of JSON for each comparison and writes a line of JSON. It imports nothing of
+ragen_jax, ends when its input ends, and exits when a comparison takes too much time or memory.
 
-A grader fails closed: an answer that cannot be read as a whole is wrong. math-verify reads the
+A grader fails closed: an answer that cannot be parsed as a whole is wrong. math-verify parses the
 parts of a text that it knows and drops the others, so `math_of` first turns an answer into
 mathematics without words, or refuses it.
 """
@@ -20,12 +20,12 @@ import time
 from typing import Any
 
 MEMORY = 2 << 30  # bytes of address space
-DIGITS = 60  # of a number that is compared
-EXACT, ROUNDED = 1e-50, 1e-5  # relative difference of equal numbers: without and with decimals
-DECIMALS = 1e-6  # absolute difference of equal numbers, as math-verify rounds them
+DIGITS = 60  # digits at which numbers are compared
+EXACT, ROUNDED = 1e-50, 1e-5  # relative difference of equal numbers: without, with decimals
+DECIMALS = 1e-6  # absolute difference of equal numbers, as in math-verify's rounding
 
-# A number among words, as "5 dollars" or "the answer is 1,000": math-verify would take the letters
-# for factors. Words have two letters or more, since "5 x" is a product.
+# A number among words, such as "5 dollars" or "the answer is 1,000": math-verify would read the
+# letters as factors. Words have two letters or more, since "5 x" is a product.
 _WORDED = re.compile(
     r"(?:[a-z]{2,}:? +)*\\?\$?([-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?) ?(\\?%)?"
     r"(?: +(?!pi\b)[a-z]{2,})*\.?",
@@ -34,7 +34,7 @@ _WORDED = re.compile(
 
 # ---- words --------------------------------------------------------------------------------------
 
-# Words before an answer that leave its value as it is. A word that is not here is refused.
+# Words before an answer that do not change its value. Any other word is refused.
 _LEAD = set(
     "the an answer answers final is are was be it its so thus hence therefore result results value "
     "total equals equal to equalling of we get have has got there that this which solution correct "
@@ -42,8 +42,8 @@ _LEAD = set(
     "all exactly area perimeter volume length width height distance speed age price probability "
     "amount for left remaining now then must should would will can only just simply ans".split()
 )
-# Words after a number are units and things, which no list holds: "3 hours", "1/2 of the cake".
-# Refused are those that change the value, doubt it, deny it or add another.
+# Words after a number are units and things, too many to list: "3 hours", "1/2 of the cake". The
+# words below are refused: they change the value, doubt it, deny it or add another.
 _CHANGES = set(
     "not no non never nor neither none nothing without except excluding unless but instead rather "
     "wrong incorrect false untrue invalid impossible mistaken mistake error fails failed fail lie "
@@ -82,7 +82,7 @@ _PARTS = {
     **{"fourths": 4, "fifth": 5, "fifths": 5, "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8},
     **{"tenth": 10, "tenths": 10, "hundredths": 100, "thousandths": 1000},
 }
-# Words before a number, with the mathematics that they mean.
+# Words before a number, with their mathematical meaning.
 _BEFORE = {
     **{"minus": "-({})", "negative": "-({})", "plus": "({})", "positive": "({})"},
     **{"square root of": "\\sqrt{{{}}}", "sqrt of": "\\sqrt{{{}}}", "sqrt": "\\sqrt{{{}}}"},
@@ -112,7 +112,7 @@ _VALUE = re.compile(
     rf"(?: +(?:to the power(?: of)? +(?P<power>{_NUMBER})|(?P<after>{_words(_AFTER)})\b))?"
     r"(?P<rest>.*)"
 )
-_UNITS = re.compile(  # after the words of a unit: an area, a speed
+_UNITS = re.compile(  # after the words of a unit: an exponent of an area, a divisor of a speed
     r"(?: +(?:(?:square|sq|cubic) +)?[a-z]{2,}"
     r"(?:(?:(?<=cm|mm|km|in|ft)|(?<=units|yards)|(?<=feet|ches|ters))(?:\^\{?[23]\}?)|/[a-z]{1,6})?)*"
 )
@@ -121,7 +121,7 @@ _CLAUSE = re.compile(r".*\b(?:answer|result|solution|total)(?: +(?:is|equals)|:|
 
 
 def _in_words(text: str) -> str | None:
-    """Return the mathematics of a text with words, in lower case; None if it cannot be read."""
+    """Return the mathematics of a lower-case text with words; None if it cannot be parsed."""
     lead = []
     while True:
         found = _VALUE.fullmatch(text)
@@ -167,13 +167,15 @@ _BARE = re.compile(r"(?<![\\a-z])(?<!begin\{)(?<!end\{)[a-z]{2,}")
 
 
 def _names(rest: str, letter: str) -> bool:
-    """Return whether a letter before `rest` is a variable's name: "x equals 3", or the article."""
+    """Return whether a letter before `rest` is a variable's name ("x equals 3") or the article."""
     return letter == "a" or rest.startswith(("is ", "equals ", "= "))
 
 
 def _product(text: str) -> str | None:
-    """Return mathematics whose letters are factors, without the words of a unit after it; None if
-    there are other words of four letters or more."""
+    """Return mathematics whose letters are factors, without the words of a unit after it.
+
+    None if there are other words of four letters or more.
+    """
     units = re.fullmatch(r"(.*[0-9})])((?: +[a-z]{2,})+)", text)
     if units and not _BARE.search(units[1]) and not _CHANGES & set(_BARE.findall(units[2])):
         return units[1]
@@ -210,7 +212,7 @@ _COMMANDS = set(
     "setminus lfloor rfloor lceil rceil lvert rvert vert".split()
 )
 _KNOWN = re.compile(r"[A-Za-z0-9\s+\-*/^_=<>(){}\[\],.!|:%'\\&]*")
-# What says that the value is another, or only near: "x != 5", "<5", "\neq 5", "0.333...".
+# Signs that the value is another, or only approximate: "x != 5", "<5", "\neq 5", "0.333...".
 _REFUSED = re.compile(
     r"//|%\s*\\?%|[0-9]_|[0-9]\s*\.\s+[0-9]|[0-9]\s+\.[0-9]|[0-9]\s*\\in\b|"
     r"!=|<>|=/=|\.\.|(?<=\d),$|:\d|\d\s+\d|^\s*(?:[<>]|\\(?:leq?|geq?|lt|gt|leqslant|geqslant)\b)"
@@ -220,13 +222,13 @@ _REFUSED = re.compile(
 
 
 def math_of(text: str) -> str | None:
-    """Return an answer as mathematics without words; None if it cannot be read as a whole."""
+    """Return an answer as mathematics without words; None if it cannot be parsed as a whole."""
     text = " ".join(text.translate(_SIGN).split())
-    if re.match("[\u2013\u2014] ?[0-9]", text):  # a dash for a minus; between numbers it is a range
+    if re.match("[\u2013\u2014] ?[0-9]", text):  # a dash as a minus; between numbers it is a range
         text = f"-{text[1:]}"
     if re.fullmatch(f"-?[{''.join(_FRACTIONS)}]", text):
         return text.translate(str.maketrans(_FRACTIONS))
-    if text.startswith("~") or "~~" in text:  # "about", and what is struck out
+    if text.startswith("~") or "~~" in text:  # "about", and struck-out text
         return None
     text = re.sub(r"(?<!\\)\\ ", " ", text)
     for mark, meaning in _MARKS.items():
@@ -311,7 +313,7 @@ def _boxed(text: str) -> str | None:
 
 
 def expressions(text: str) -> list[Any]:
-    """Return the mathematics that math-verify reads in an answer; [] if it cannot be read."""
+    """Return the mathematics that math-verify parses in an answer; [] if it cannot be parsed."""
     from math_verify import parse
 
     mathematics = math_of(text)
@@ -321,8 +323,11 @@ def expressions(text: str) -> list[Any]:
 
 
 def compare(right: str, said: str) -> dict[str, Any]:
-    """Compare two answers: whether `said` is mathematics ("readable") and means what `right` does
-    ("equal")."""
+    """Compare two answers.
+
+    Returns "readable", whether `said` is mathematics, and "equal", whether it is equivalent to
+    `right`.
+    """
     from math_verify import verify
 
     theirs = expressions(said)
@@ -356,9 +361,9 @@ def _is_value(text: str, other: str) -> bool:
 
 
 def close(a: Any, b: Any, tolerance: float, percent: bool = False) -> bool:
-    """Return whether two expressions that math-verify takes for equal are near each other.
+    """Return whether two expressions that math-verify considers equal are close to each other.
 
-    math-verify rounds to a number of decimals, so that all tiny numbers are equal.
+    math-verify rounds to a number of decimals, so it considers all tiny numbers equal.
 
     tolerance: relative difference of two numbers: EXACT, or ROUNDED
     percent: whether 50 and 50% are equal
@@ -384,7 +389,7 @@ def close(a: Any, b: Any, tolerance: float, percent: bool = False) -> bool:
 
 
 def _fractions(x: Any) -> dict[Any, Any]:
-    """Return the decimals of an expression as fractions: a sum of decimals keeps 15 digits."""
+    """Return {decimal: fraction} for an expression: a sum of decimals would keep 15 digits."""
     from sympy import Float, Rational
 
     return {number: Rational(str(number)) for number in x.atoms(Float)}
@@ -400,23 +405,23 @@ def _near(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def limit(seconds: int) -> None:
-    """Has the system end this process after so many more seconds of its own time."""
+    """Let the system end this process after `seconds` more seconds of processor time."""
     set_limit(resource.RLIMIT_CPU, int(time.process_time()) + seconds + 1)
 
 
 def set_limit(kind: int, most: int) -> None:
-    """Sets a limit of this process, where the system knows it and allows as much."""
+    """Set a limit of this process, if the system supports it and allows the value."""
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
 
 
 def main() -> None:
-    """Answers lines until there are no more; the first one says that it can."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the run
+    """Answer lines until the input ends; the first output line says that the worker is ready."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the signal is meant for the run
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other printed text must not mix with the answers
     seconds = int(sys.argv[1])
-    compare("1", "1")  # imports what is needed
+    compare("1", "1")  # imports the packages
     logging.disable()
     set_limit(resource.RLIMIT_AS, MEMORY)
     print("ready", file=answers, flush=True)
@@ -424,7 +429,7 @@ def main() -> None:
         limit(seconds)
         try:
             answer = compare(*json.loads(line))
-        except Exception as error:  # whatever an answer makes SymPy raise
+        except Exception as error:  # an answer may make SymPy raise anything
             answer = {"error": type(error).__name__}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,6 +1,7 @@
-"""The package reasoning-gym: `package` (its tasks, and which are refused), `env` (the rules).
+"""The package reasoning-gym. Modules: `package` (its tasks, and the refused tasks), `env` (the
+rules), `judge` (corrections of scores).
 
-Not called reasoning_gym: in a folder that Python imports from first, that would hide the package.
+Not called reasoning_gym: in the first folder of Python's search path, it would hide the package.
 """
 
 from ragen_jax.envs.reasoning_gym_tasks.env import Problem, ReasoningGym

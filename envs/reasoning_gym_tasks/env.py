@@ -1,6 +1,6 @@
 """Tasks of the package reasoning-gym: a question in words, and a scorer of answers from 0 to 1.
 
-A problem is an item of the task's data set, which draws it from the item's number alone.
+A problem is an item of the task's data set, which generates it from the item's number alone.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from ragen_jax.envs.problems import SPLITS, Draws, split_by_hash
 from ragen_jax.envs.reasoning_gym_tasks import judge, package
 from ragen_jax.envs.types import Step
 
-TAG = 0x6A5C93E1  # of this environment's `Draws`
+TAG = 0x6A5C93E1  # tag of this environment's `Draws`
 
-MAX_DRAWS = 300  # of a seed: each is of the wanted split with a chance of 0.2 or more
+MAX_DRAWS = 300  # per seed: each is in the wanted split with a probability of at least 0.2
 
 MAX_ATTEMPTS = 20
-MAX_ANSWER = 10_000  # characters: on longer ones some scorers take seconds
+MAX_ANSWER = 10_000  # characters: some scorers take seconds for longer answers
 
-SAMPLE = 200  # items that `words` are taken from
-MAX_WORDS = 200  # besides numbers
-MAX_RESTATED = 160  # characters of the question in an imitated thought
+SAMPLE = 200  # items from which `words` are taken
+MAX_WORDS = 200  # in addition to numbers
+MAX_RESTATED = 160  # characters of the question that the expert's reasoning repeats
 _WORD = re.compile(r" ?[^\W\d_]{2,}| [^\w\s]")
 
 _RULES = """\
@@ -44,11 +44,11 @@ try, and the best one counts."""
 class Problem:
     """The state of an episode."""
 
-    index: int  # of the item in the task's data set
+    index: int  # index of the item in the task's data set
     question: str
     entry: Mapping[str, Any] = dataclasses.field(compare=False, repr=False)  # the item itself
-    attempt: int = 1  # that the next answer is
-    best: float = 0.0  # what the answers so far have earned
+    attempt: int = 1  # number of the next answer, from 1
+    best: float = 0.0  # reward earned by the answers so far
 
 
 class ReasoningGym:
@@ -57,12 +57,12 @@ class ReasoningGym:
     An action is any text, so `actions` is empty. docs/reasoning_gym.md lists the tasks.
 
     task: its name in the package
-    level: 0: the task's own defaults; n: the n-th level of its curriculum, 1 being the easiest; an
-        attribute that has fewer levels stays at its last
-    settings: fields of the task's own config, which go before the level. The task checks them; how
-        long it takes for a problem of extreme ones is not bounded
-    attempts: answers that an episode may hold, if env.max_turns and env.max_actions allow as many.
-        The n-th earns its score times 2^-(n-1), and an episode what its best one does
+    level: 0: the task's defaults; n: level n of its curriculum, where 1 is the easiest; an
+        attribute with fewer levels stays at its last
+    settings: fields of the task's config, which override the level. The task checks them; the time
+        that it takes to generate a problem with extreme settings is not bounded
+    attempts: maximum number of answers in an episode, if env.max_turns and env.max_actions allow
+        it. Answer n earns its score times 2^-(n-1), and an episode the value of its best answer
     split: "imitation", "train" or "eval": three sets of problems that share no question; None
         draws from all
     """
@@ -83,7 +83,7 @@ class ReasoningGym:
         self.task = task
         try:
             answer = self._problem(0).entry["answer"]
-        except Exception as error:  # settings that its checks let pass
+        except Exception as error:  # settings that passed the task's checks
             raise ValueError(
                 f"task {task!r} makes no problem with level={level} and settings={settings!r}: "
                 f"{package.line(error)}"
@@ -94,17 +94,17 @@ class ReasoningGym:
             self.instructions += _TRIES.format(attempts=self.attempts)
 
     def reset(self, seed: int) -> Problem:
-        """Problem number `seed`, an int in [0, 2**63), of this split.
+        """Return problem number `seed`, an int in [0, 2**63), of this split.
 
-        The first of draws 0, 1, ... that is of it. Raises ValueError after MAX_DRAWS: the task has
-        too few questions.
+        It is the first of draws 0, 1, ... in the split. Raises ValueError after MAX_DRAWS: the task
+        has too few questions.
         """
         seed = problem_seed(seed)
         failed = ""
         for draw in range(MAX_DRAWS):
             try:
                 problem = self._problem(Draws(seed, draw, TAG).below(package.items(self.task)))
-            except Exception as error:  # a few items of some tasks cannot be made
+            except Exception as error:  # a few items of some tasks cannot be generated
                 failed = f"; the last item that was not made: {package.line(error)}"
                 continue
             content = self.identity(problem)
@@ -122,21 +122,21 @@ class ReasoningGym:
         return Problem(index, entry["question"], entry)
 
     def render(self, state: Problem) -> str:
-        """The task's own question, behind it what came of the last answer, if there was one."""
+        """Return the task's question, and after a wrong answer the number of the try."""
         if state.attempt == 1:
             return state.question
         tries = f"try {state.attempt} of {self.attempts}"
         return f"{state.question}\nYour last answer was not right. This is {tries}."
 
     def identity(self, state: Problem) -> str:
-        """The question, however it is spaced."""
+        """Return the question with normalized spaces."""
         return " ".join(state.question.split())
 
     def step(self, state: Problem, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Scores an answer, whatever it holds. `rng` is unused.
+        """Score an answer of any content. `rng` is unused.
 
         info: "success" (its score is 1), "score" and "unreadable" (too long, a trap, or the scorer
-        raised, which earns 0: an episode whose environment raises would not be learnt from).
+        raised; it earns 0, because an episode whose environment raises would not be learned from).
         """
         score = self._score(state, action)
         success = score is not None and score >= 1
@@ -148,15 +148,15 @@ class ReasoningGym:
         return Step(state, reward, done, info)
 
     def _score(self, state: Problem, answer: str) -> float | None:
-        """The corrected score of an answer, from 0 to 1; None if it cannot be read."""
+        """Return the corrected score of an answer, from 0 to 1; None if it cannot be scored."""
         trap = package.TRAPS.get(self.task)
         if len(answer) > MAX_ANSWER or (trap is not None and trap.search(answer)):
             return None
-        entry = copy.deepcopy(dict(state.entry))  # some scorers write in it
+        entry = copy.deepcopy(dict(state.entry))  # some scorers modify it
         try:
             with package.alone():
                 score = float(self._dataset.score_answer(answer, entry))
-        except Exception:  # whatever an answer makes the scorer raise
+        except Exception:  # an answer may make the scorer raise anything
             return None
         if math.isnan(score):
             return None
@@ -164,7 +164,7 @@ class ReasoningGym:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """Numbers up to 99, and the most frequent words of the task's first items."""
+        """The numbers up to 99, and the most frequent words of the task's first items."""
         if not self._solvable:
             raise AttributeError(f"task {self.task!r} gives no answers that could be imitated")
         numbers = (*(f" {n}" for n in range(100)), *(str(n) for n in range(10, 100)))
@@ -177,15 +177,15 @@ class ReasoningGym:
         return tuple(dict.fromkeys((" so", *sorted(frequent), *numbers)))
 
     def solve(self, state: Problem) -> tuple[str, ...] | None:
-        """The task's own answer; None if there is none, or its scorer does not give it 1."""
+        """Return the task's answer; None if there is none, or its scorer does not give it 1."""
         answer = state.entry["answer"]
         if not isinstance(answer, str) or not answer.strip():
             return None
-        answer = answer.strip()  # as a chat hands it on
+        answer = answer.strip()  # as the chat format passes it
         return (answer,) if self._score(state, answer) == 1 else None
 
     def explain(self, state: Problem, plan: Sequence[str]) -> str:
-        """The end of the question, and the answer: the task does not say how to get there.
+        """Return the end of the question and the answer: the task gives no way to the answer.
 
         For example "12 + 30 - 5 = so 37".
         """

@@ -1,8 +1,8 @@
-"""Corrections of the package's scores, so that an answer that needs no reading earns nothing.
+"""Corrections of the package's scores, so that an answer without reading the question earns 0.
 
-Many scorers of reasoning-gym pay a part of 1 for any text, for a copy of the question, or for a
-number in the neighbourhood; `coin_flip` pays all of it to "0". `benchmarks.floors` measures what
-such answers earn; docs/reasoning_gym.md has the table.
+Many scorers of reasoning-gym give partial credit for any text, for a copy of the question, or for
+a nearby number; `coin_flip` gives full credit for "0". `benchmarks.floors` measures the rewards of
+such answers; docs/reasoning_gym.md has the table.
 """
 
 import math
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-# Scores up to this are paid for any text or any JSON ("0.01 json parsable", "0.05").
+# Scores up to this value are given for any text or any JSON ("0.01 json parsable", "0.05").
 PARTICIPATION = 0.05
 
-# Tasks whose partial scores reward closeness, position or length, so that a constant, a hedge, the
-# question copied or its data in the given order earns more than PARTICIPATION. Only 1 counts here.
+# Tasks whose partial scores reward closeness, position or length, so that a constant, a hedge, a
+# copy of the question or its data in the given order earns more than PARTICIPATION. Only a score
+# of 1 counts for them.
 RIGHT_OR_NOTHING = frozenset(
     (
         *("calendar_arithmetic", "complex_arithmetic", "rectangle_count", "time_intervals"),
@@ -27,25 +28,25 @@ RIGHT_OR_NOTHING = frozenset(
     )
 )
 
-# Letters of the moves of tasks whose scorers skip all other text, so that prose is a random walk.
+# Move letters of tasks whose scorers skip all other text, so that prose is a random walk.
 MOVES = {"quantum_lock": "ABCabc", "sokoban": "UDLR"}
 
-COIN_FLIP_TOLERANCE = Fraction(1, 10_000)  # of a probability; the package's own
+COIN_FLIP_TOLERANCE = Fraction(1, 10_000)  # of a probability; the package's tolerance
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def corrected(task: str, answer: str, entry: Mapping[str, Any], score: float) -> float:
-    """The score of an answer, given the package's score in [0, 1].
+    """Return the corrected score of an answer, given the package's score in [0, 1].
 
     Args:
       task: name in the package.
       answer: any text.
       entry: the item, as the package made it.
-      score: what the package's scorer says.
+      score: score by the package's scorer.
 
     Returns:
-      float in [0, 1]: 1 for a right answer, a part of it for one that is partly right.
+      float in [0, 1]: 1 for a right answer, less for a partly right answer.
     """
     if task == "coin_flip":
         return float(_is_probability(answer, entry))
@@ -61,10 +62,10 @@ def corrected(task: str, answer: str, entry: Mapping[str, Any], score: float) ->
 
 
 def _is_probability(answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an answer is the probability of a `coin_flip`, up to COIN_FLIP_TOLERANCE.
+    """Whether an answer is the probability of a `coin_flip`, within COIN_FLIP_TOLERANCE.
 
-    The package pays for a common prefix of the two decimals, divided by the shorter one's length:
-    all of it for "0" against "0.2095".
+    The package scores the common prefix of the two decimals, divided by the shorter one's length:
+    full credit for "0" against "0.2095".
     """
     exact = entry["metadata"]["rational"]
     try:
@@ -79,17 +80,17 @@ def _has_number(text: str) -> bool:
 
 
 def _is_hedge(answer: str, entry: Mapping[str, Any], score: float) -> bool:
-    """Whether a score is paid for the right answer among others, or as a part of another.
+    """Whether a score is for the right answer among others, or as a part of another answer.
 
-    Of an answer that contains the right one, most scorers pay the fraction of its length: half of
-    "10" where "1" is right, a third of "1 2". An answer with more numbers than the right one
+    For an answer that contains the right answer, most scorers give the fraction of its length: half
+    for "10" if "1" is right, a third for "1 2". An answer with more numbers than the right answer
     hedges.
     """
     right = entry["answer"]
     if not isinstance(right, str) or not right or right not in answer:
         return False
     if not math.isclose(score, len(right) / len(answer)):
-        return False  # paid for something else
+        return False  # the score has another reason
     numbers = len(_NUMBER.findall(right))
     if numbers and len(_NUMBER.findall(answer)) > numbers:
         return True

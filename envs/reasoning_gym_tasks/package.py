@@ -1,7 +1,7 @@
-"""The package itself: its tasks by name, which of them are refused, and their data sets.
+"""The package itself: its tasks by name, the refused tasks, and their data sets.
 
-Items and scorers are those of one version, where each scorer was read. What the package changes in
-the process is kept inside (`alone`).
+Items and scorers are those of one version, of which every scorer was reviewed. Changes that the
+package makes to the process are undone (`alone`).
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from typing import Any
 
 from ragen_jax.envs.options import whole
 
-VERSION = "0.1.25"  # of reasoning-gym: others may have other problems, and scorers that nobody read
-ITEMS = 2**31 - 1  # of a task's data set
-FEWER = {"acre": 10_000, "gsm_symbolic": 1_000_000}  # of those that prepare all of them at once
+VERSION = "0.1.25"  # of reasoning-gym; other versions may have other problems, unreviewed scorers
+ITEMS = 2**31 - 1  # size of a task's data set
+FEWER = {"acre": 10_000, "gsm_symbolic": 1_000_000}  # tasks that prepare all items at once
 _EVALUATES = "its scorer evaluates the answer as Python"
 _DIFFERS = "its problems differ from process to process"
 REFUSED: dict[str, str] = {
@@ -35,35 +35,35 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("codeio", "word_ladder"), "its answers differ from process to process"),
 }
 
-# What no right answer of these tasks holds, and their scorers take minutes for, or pay for.
+# Texts in no right answer, for which the scorers take minutes or give credit.
 TRAPS: dict[str, re.Pattern[str]] = {
     "coin_flip": re.compile("e", re.IGNORECASE),  # 1e99999999 becomes an exact fraction
-    "complex_arithmetic": re.compile("nan", re.IGNORECASE),  # at no distance from anything
+    "complex_arithmetic": re.compile("nan", re.IGNORECASE),  # at distance NaN from anything
     "number_sorting": re.compile("nan", re.IGNORECASE),
 }
 
 
 class Refused(ValueError):
-    """A task or an option that cannot be used, in words of ours."""
+    """A task or an option that cannot be used, with a message of this module."""
 
 
 @contextlib.contextmanager
 def alone() -> Generator[None]:
-    """Where the package is called: some tasks set the precision of decimals for all."""
+    """Isolate calls of the package: some tasks set the global precision of decimals."""
     with decimal.localcontext(decimal.DefaultContext):
         yield
 
 
 def line(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """Return an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def load() -> Any:
-    """The package's module `factory`; imported only here, because that takes seconds.
+    """Return the package's module `factory`; imported here because that takes seconds.
 
     Raises:
-      Refused: not installed, or another version.
+      Refused: the package is not installed, or in another version.
     """
     try:
         found = importlib.metadata.version("reasoning-gym")
@@ -77,19 +77,19 @@ def load() -> Any:
     importlib.import_module("reasoning_gym")  # registers the tasks
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym."):
-            vars(module).setdefault("print", _silent)  # some print while they make a problem
+            vars(module).setdefault("print", _silent)  # some print while they generate a problem
     return importlib.import_module("reasoning_gym.factory")
 
 
 def _silent(*_: object, **__: object) -> None:
-    """In place of `print` in the package's modules."""
+    """Replaces `print` in the package's modules."""
 
 
 def data_set(task: str, level: int, settings: Mapping[str, Any] | None) -> Any:
-    """The data set of a task, with `items(task)` items; arguments as those of `ReasoningGym`.
+    """Return the data set of a task, with `items(task)` items; arguments as in `ReasoningGym`.
 
     Raises:
-      Refused: an unknown or refused task, or options that it does not take.
+      Refused: an unknown or refused task, or options that it does not accept.
     """
     factory = load()
     _check_task(task, factory)
@@ -118,14 +118,14 @@ def data_set(task: str, level: int, settings: Mapping[str, Any] | None) -> Any:
         values = _of_level(curriculum, level, accepted)
         with alone():
             return factory.create_dataset(task, **{**values, **settings, **ours})
-    except Exception as error:  # of whatever kind its checks raise
+    except Exception as error:  # the task's checks raise several kinds
         raise Refused(
             f"task {task!r} does not take level={level} and settings={settings!r}: {line(error)}"
         ) from error
 
 
 def items(task: str) -> int:
-    """How many items the task's data set has."""
+    """Return the number of items of the task's data set."""
     return FEWER.get(task, ITEMS)
 
 
@@ -140,7 +140,7 @@ def _check_task(task: str, factory: Any) -> None:
 
 
 def _of_level(curriculum: Any, level: int, accepted: Sequence[str]) -> dict[str, Any]:
-    """What a level of a curriculum sets; of level 0 nothing."""
+    """Return the settings of a level of a curriculum; {} for level 0."""
     if level == 0:
         return {}
     curriculum.set_global_level(level - 1)

@@ -1,8 +1,8 @@
 """The cube: its state, its text form, its turns and its symmetries.
 
-All of it follows from where the stickers are: x points right, y up and z to the front, a sticker
-is the corner it is on, each coordinate -1 or 1, and the direction it faces. The corner at
-(-1, -1, -1) never moves, so that a cube has one solved state and not one for each way to hold it.
+Everything follows from the positions of the stickers: x points right, y up and z to the front; a
+sticker is its corner, each coordinate -1 or 1, and the direction it faces. The corner at
+(-1, -1, -1) never moves, so the solved cube is a single state rather than one per orientation.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from ragen_jax.envs.problems import split_by_hash
 Vector = tuple[int, int, int]
 Sticker = tuple[Vector, Vector]  # (corner, direction)
 
-# Face -> where it faces, and the directions in which its rows and its columns are read: as it is
+# Face -> the direction it faces, and the directions in which its rows and its columns are read: as
 # seen from outside, unfolded around the front face.
 _FACES: dict[str, tuple[Vector, Vector, Vector]] = {
     "up": ((0, 1, 0), (1, 0, 0), (0, 0, 1)),
@@ -25,7 +25,7 @@ _FACES: dict[str, tuple[Vector, Vector, Vector]] = {
     "back": ((0, 0, -1), (-1, 0, 0), (0, -1, 0)),
 }
 FACES = tuple(_FACES)
-COLOURS = "WRGYOB"  # of the faces of the solved cube
+COLOURS = "WRGYOB"  # colours of FACES in the solved cube
 SOLVED = "".join(colour * 4 for colour in COLOURS)
 
 
@@ -38,7 +38,7 @@ def _place(face: str, row: int, column: int) -> Sticker:
     return (x, y, z), direction
 
 
-# Face by face, each from its top left to its bottom right.
+# Face by face, each from top left to bottom right.
 STICKERS: tuple[Sticker, ...] = tuple(
     _place(*place) for place in itertools.product(FACES, (0, 1), (0, 1))
 )
@@ -46,7 +46,7 @@ STICKERS: tuple[Sticker, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A position of the cube; hashable, two equal positions are equal states.
+    """A position of the cube; hashable, and equal positions are equal states.
 
     stickers: 24 letters of COLOURS, in the order of STICKERS
     """
@@ -62,7 +62,7 @@ class State:
 
 
 def _turned(vector: Vector, axis: Vector) -> Vector:
-    """A quarter turn about `axis`, clockwise as seen from its tip."""
+    """Return a vector after a quarter turn about `axis`, clockwise as seen from its tip."""
     x, y, z = vector
     a, b, c = axis
     along = x * a + y * b + z * c
@@ -70,7 +70,7 @@ def _turned(vector: Vector, axis: Vector) -> Vector:
 
 
 def _quarter_turn(face: str) -> tuple[int, ...]:
-    """Where the sticker of each place comes from."""
+    """Return, for each place, the index of the place that its sticker comes from."""
     axis = _FACES[face][0]
     source = list(range(24))
     for i, (corner, direction) in enumerate(STICKERS):
@@ -89,8 +89,8 @@ def _moves() -> dict[str, tuple[int, ...]]:
     return moves
 
 
-# Action word -> where the sticker of each place comes from. The order is also the solver's order
-# of preference.
+# Action word -> for each place, the index of the place that its sticker comes from. The order is
+# also the solver's order of preference.
 MOVES = _moves()
 
 
@@ -103,7 +103,7 @@ def turn(state: State, action: str) -> State:
 
 
 def _symmetry(axes: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
-    """(where the sticker of each place comes from, new colours) where the axes change places."""
+    """Return (source of each place's sticker, new colours) for a permutation of the axes."""
 
     def moved(vector: Vector) -> Vector:
         x, y, z = (vector[axis] for axis in axes)
@@ -118,13 +118,13 @@ def _symmetry(axes: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
     return tuple(source), colours
 
 
-# The rotations about the corner that stays, and the reflections that leave it where it is. Each
-# takes every action to one action; those that move the corner do not.
+# The rotations about the fixed corner, and the reflections that keep it in place. Each maps every
+# action to one action; symmetries that move the corner do not.
 _SYMMETRIES = tuple(_symmetry(axes) for axes in itertools.permutations(range(3)))
 
 
 def images(state: State) -> list[State]:
-    """The cube under its six symmetries, painted so that the solved cube is its own image."""
+    """Return the cube under its six symmetries, recoloured so that a solved cube stays solved."""
     stickers = state.stickers
     return [
         State("".join([stickers[i] for i in source]).translate(colours))
@@ -133,15 +133,15 @@ def images(state: State) -> list[State]:
 
 
 def identity(state: State) -> str:
-    """The same for all `images` of a cube: their first in the order of the alphabet."""
+    """Return the alphabetically first of the `images` of a cube, the same for all of them."""
     return min(image.stickers for image in images(state))
 
 
 def split_of(state: State) -> str:
-    """The split of a cube: a hash of its identity.
+    """Return the split of a cube, from a hash of its identity.
 
-    It is that of the problem alone: on its way to the solved cube every episode comes through
-    cubes of all splits, and there are few that are nearly solved.
+    Only problems have a split: every episode passes through cubes of all splits on its way to the
+    solved cube, since few cubes are nearly solved.
     """
     return split_by_hash("rubik", identity(state))
 
@@ -150,7 +150,7 @@ def split_of(state: State) -> str:
 
 
 def net_text(state: State) -> str:
-    """A line a face, as "up: W W / W R": its upper row, then its lower."""
+    """Return a line per face, such as "up: W W / W R": its upper row, then its lower row."""
     lines = []
     for i, face in enumerate(FACES):
         a, b, c, d = state.stickers[4 * i : 4 * i + 4]

@@ -1,9 +1,9 @@
-"""How many turns a cube is from the solved one: a table over all 3,674,160 of them.
+"""The number of turns from each cube to the solved cube: a table over all 3,674,160 cubes.
 
-A cube is numbered by which corner is where (5,040 ways) and how each is twisted (729 ways), for
-the seven corners that move: turns change the two by themselves, so that a breadth-first search
-moves whole layers at a time. Up to six turns it takes a few hundredths of a second, up to 11 half
-a second, once a process.
+A cube is numbered by the arrangement of its corners (5,040 ways) and their twists (729 ways), for
+the seven corners that move. Turns change the two independently, so a breadth-first search moves
+whole layers at a time. Up to six turns it takes a few hundredths of a second, up to 11 half a
+second, once per process.
 """
 
 import functools
@@ -14,14 +14,14 @@ import numpy as np
 
 from ragen_jax.envs.rubik.cube import MOVES, SOLVED, STICKERS, State, Vector, turn
 
-GODS_NUMBER = 11  # no cube is further
-UNKNOWN = 255  # entry of a cube further than a table goes
+GODS_NUMBER = 11  # the largest distance of any cube
+UNKNOWN = 255  # entry of a cube beyond a table's maximum distance
 
-_ARRANGEMENTS, _TWISTS = math.factorial(7), 3**6  # the twists of all add up to 0
+_ARRANGEMENTS, _TWISTS = math.factorial(7), 3**6  # the seven twists add up to 0 modulo 3
 
 
 def _clockwise(corner: Vector) -> tuple[int, int, int]:
-    """The stickers of a corner, the one that faces up or down first, then clockwise."""
+    """Return a corner's stickers: the sticker that faces up or down, then clockwise."""
     up, side, front = (i for axis in (1, 0, 2) for i in _facing(corner, axis))
     return (up, side, front) if math.prod(corner) == 1 else (up, front, side)
 
@@ -30,10 +30,10 @@ def _facing(corner: Vector, axis: int) -> list[int]:
     return [i for i, (at, direction) in enumerate(STICKERS) if at == corner and direction[axis]]
 
 
-# The corner that stays comes last.
+# The fixed corner comes last.
 _CORNERS = [_clockwise((x, y, z)) for x, y, z in itertools.product((1, -1), repeat=3)]
 
-# The colours of a corner, in the order of its stickers -> (corner, how it is twisted).
+# The colours of a corner, in the order of its stickers -> (corner, its twist).
 _READ = {
     tuple(SOLVED[stickers[(i - twist) % 3]] for i in range(3)): (number, twist)
     for number, stickers in enumerate(_CORNERS)
@@ -42,9 +42,9 @@ _READ = {
 
 
 def corners(state: State) -> list[tuple[int, int]]:
-    """(which corner is there, how it is twisted) of the seven places that move.
+    """Return (corner, its twist) at each of the seven places that move.
 
-    Raises ValueError for stickers that turns of the solved cube do not lead to.
+    Raises ValueError for stickers that cannot be reached by turns from the solved cube.
     """
     found = [_READ.get(tuple(state.stickers[i] for i in stickers)) for stickers in _CORNERS]
     whole = [pair for pair in found if pair is not None]
@@ -58,7 +58,7 @@ def corners(state: State) -> list[tuple[int, int]]:
 
 
 def number_of(state: State) -> int:
-    """The number of a cube, from 0; ValueError as `corners`."""
+    """Return the number of a cube, from 0; raises ValueError as `corners`."""
     places = corners(state)
     order = np.array([[number for number, _ in places]])
     twists = np.array([[twist for _, twist in places]])
@@ -66,7 +66,7 @@ def number_of(state: State) -> int:
 
 
 def cube_of(number: int) -> State:
-    """The cube of a number."""
+    """Return the cube of a number."""
     rank, rest = divmod(number, _TWISTS)
     stickers = list(SOLVED)
     for place, (corner, twist) in enumerate(
@@ -79,7 +79,7 @@ def cube_of(number: int) -> State:
 
 @functools.cache
 def distances(most: int) -> np.ndarray:
-    """uint8 of all cubes in the order of their numbers: turns to the solved one, up to `most`."""
+    """Return uint8 [cubes], by number: turns to the solved cube, up to `most`, else UNKNOWN."""
     arrangement, twist = _turns()
     distance = np.full(_ARRANGEMENTS * _TWISTS, UNKNOWN, np.uint8)
     layer = np.array([number_of(State(SOLVED))])
@@ -96,14 +96,14 @@ def distances(most: int) -> np.ndarray:
 
 @functools.cache
 def layer(depth: int, most: int) -> np.ndarray:
-    """The numbers, ascending, of all cubes that are `depth` turns from the solved one."""
+    """Return the numbers, ascending, of all cubes that are `depth` turns from the solved cube."""
     return np.flatnonzero(distances(most) == depth)
 
 
 def solve(state: State, most: int) -> tuple[str, ...]:
-    """A shortest sequence of turns that solves a cube: the earliest of MOVES first.
+    """Return a shortest sequence of turns that solves a cube, with the earliest of MOVES first.
 
-    most: of the table that is asked first; the whole one is made where it does not reach.
+    most: maximum distance of the table to try first; if it is too small, the full table is made
     """
     number = number_of(state)
     distance = distances(most)
@@ -122,7 +122,7 @@ def solve(state: State, most: int) -> tuple[str, ...]:
 
 @functools.cache
 def _turns() -> tuple[np.ndarray, np.ndarray]:
-    """What each of MOVES makes of every arrangement and of every twist: (9, 5040), (9, 729)."""
+    """Return the result of each of MOVES for every arrangement and twist: (9, 5040), (9, 729)."""
     arrangements, twists = [], []
     for action in MOVES:
         places = corners(turn(State(SOLVED), action))
@@ -135,23 +135,23 @@ def _turns() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _arrangements() -> np.ndarray:
-    """(5040, 7): all orders of seven corners, in the order of the dictionary."""
+    """Return (5040, 7): all orders of seven corners, in lexicographic order."""
     return np.array(list(itertools.permutations(range(7))))
 
 
 @functools.cache
 def _twists() -> np.ndarray:
-    """(729, 7): all twists of seven corners, the last such that they add up to 0."""
+    """Return (729, 7): all twists of seven corners; the last makes the sum 0 modulo 3."""
     free = np.array(list(itertools.product(range(3), repeat=6)))
     return np.column_stack([free, -free.sum(1) % 3])
 
 
 def _rank(order_N7: np.ndarray) -> np.ndarray:
-    """The place of each order among `_arrangements`."""
+    """Return the index of each order in `_arrangements`."""
     smaller = [(order_N7[:, i + 1 :] < order_N7[:, i : i + 1]).sum(1) for i in range(7)]
     return np.column_stack(smaller) @ np.array([math.factorial(6 - i) for i in range(7)])
 
 
 def _twist_rank(twist_N7: np.ndarray) -> np.ndarray:
-    """The place of each among `_twists`."""
+    """Return the index of each row of twists in `_twists`."""
     return twist_N7[:, :6] @ 3 ** np.arange(5, -1, -1)

@@ -1,6 +1,6 @@
 """The 2x2x2 Rubik's cube for language agents: turn faces until each shows one colour.
 
--0.01 a turn, +1 for the turn that solves the cube.
+A turn costs 0.01; the turn that solves the cube earns 1.
 """
 
 import functools
@@ -15,11 +15,11 @@ from ragen_jax.envs.rubik import cube, distances
 from ragen_jax.envs.rubik.cube import COLOURS, FACES, MOVES, State
 from ragen_jax.envs.types import Step
 
-TAG = 0x2B1C0BE5  # of this environment's `Draws`
+TAG = 0x2B1C0BE5  # tag of this environment's `Draws`
 
 REWARD_ACTION, REWARD_SOLVED = -0.01, 1.0
 
-_TOLD = FACES[:3]  # what an imitated expert looks at: the faces that it turns
+_TOLD = FACES[:3]  # the faces in the expert's reasoning: those that it turns
 
 _RULES = """\
 You are solving a 2x2x2 Rubik's cube: turn its faces until each of the six shows one colour.
@@ -33,8 +33,8 @@ and left as they are seen when that face is tipped towards you from the front, b
 from behind. The colours are W white, R red, G green, Y yellow, O orange and B blue. The solved \
 cube is W up, R right, G in front, Y down, O left and B at the back."""
 
-# A face and its four colours in the order of `render`, with nothing but filler between them. One
-# colour alone could be a turn: "the right face: R".
+# A face and its four colours in the order of `render`, with only filler between them. A single
+# colour could be a turn: "the right face: R".
 _FACE = re.compile(
     rf"\b(?i:({'|'.join(FACES)}))\b(?i:[\s:;,.=]|\b(?:face|is|are|shows|has)\b)*"
     + r"[\s/,|]*".join([rf"([{COLOURS}])"] * 4)
@@ -46,15 +46,15 @@ _FACE = re.compile(
 class Rubik:
     """Scrambled 2x2x2 cubes; see `ragen_jax.envs.types.Environment`.
 
-    There are 9, 54, 321, 1847, 9992 and 50136 cubes that take 1, 2, 3, 4, 5 and 6 turns, which are
-    2, 9, 54, 309, 1670 and 8361 different ones up to symmetry. Split "eval" has 0, 2, 8, 55, 352
-    and 1667 of those: 2084 from 1 to 6 turns, but no more than 417 up to 5.
+    There are 9, 54, 321, 1847, 9992 and 50136 cubes that take 1, 2, 3, 4, 5 and 6 turns. Up to
+    symmetry they are 2, 9, 54, 309, 1670 and 8361 different cubes. Split "eval" has 0, 2, 8, 55,
+    352 and 1667 of them: 2084 from 1 to 6 turns, but only 417 up to 5.
 
     moves: (fewest, most) turns of the shortest solution of a problem, a half turn counting as one;
-        11 at most. Every number of them is equally frequent, as far as the split has such cubes,
-        and so is every cube of a number.
-    split: "imitation", "train" or "eval": three sets of scrambles that share none, even turned
-        about the corner that never moves, or mirrored; None draws from all
+        at most 11. Every number of turns is equally frequent, as far as the split has such cubes,
+        and so is every cube with the same number.
+    split: "imitation", "train" or "eval": three sets of scrambles that are disjoint even up to
+        rotation about the fixed corner and reflection; None draws from all
     """
 
     actions = tuple(MOVES)
@@ -78,9 +78,9 @@ class Rubik:
         self.split = one_of("split", split, (*SPLITS, None))
 
     def reset(self, seed: int) -> State:
-        """Scramble number `seed`, an int in [0, 2**63), of this split.
+        """Return scramble number `seed`, an int in [0, 2**63), of this split.
 
-        The first of attempts 0, 1, ... that is of the split. Raises ValueError after MAX_ATTEMPTS.
+        It is the first of attempts 0, 1, ... in the split. Raises ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
         fewest, most = self.moves
@@ -96,11 +96,11 @@ class Rubik:
         )
 
     def render(self, state: State) -> str:
-        """The observation: a line a face, as "up: W W / W R", its upper row before the stroke."""
+        """Return a line per face, such as "up: W W / W R", its upper row before the slash."""
         return cube.net_text(state)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Turn a face. `rng` is unused: nothing is left to chance.
+        """Turn a face. `rng` is unused: the game is deterministic.
 
         info: "success" (the cube is solved).
         """
@@ -111,15 +111,15 @@ class Rubik:
         return Step(after, reward, after.solved, {"success": after.solved})
 
     def identity(self, state: State) -> str:
-        """The stickers, the same for cubes turned about the corner that stays, or mirrored."""
+        """Return the stickers, the same for cubes rotated about the fixed corner, or mirrored."""
         return cube.identity(state)
 
     def solve(self, state: State) -> tuple[str, ...] | None:
-        """A shortest plan in turns, for imitation; there always is one."""
+        """Return a shortest plan in turns, for imitation; there always is one."""
         return distances.solve(state, self.moves[1])
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: the colours of three faces, and its plan.
+        """Return the expert's reasoning: the colours of three faces, and its plan.
 
         For example "up W W G G right R R R R front G G Y Y plan R'".
         """
@@ -129,7 +129,7 @@ class Rubik:
         return " ".join([*words, "plan", *plan])
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(colours of faces in `thought` that are so, colours stated), four a face."""
+        """Return (number of true colours in `thought`, number stated), four per face."""
         shown = _faces_shown(observation)
         right = stated = 0
         for face, *colours in _FACE.findall(thought):
@@ -141,5 +141,5 @@ class Rubik:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same cube
 def _faces_shown(observation: str) -> dict[str, list[str]]:
-    """Face -> its four colours, of what `render` wrote."""
+    """Return {face: its four colours} of a text that `render` wrote."""
     return {face: colours for face, *colours in _FACE.findall(observation)}

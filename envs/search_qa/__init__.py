@@ -1,6 +1,6 @@
-"""SearchQA: `world` (generated encyclopedias), `questions` (file, splits), `retrieve` (protocol of
-retrievers, BM25; `retrievers` is the table of them), `reading` (actions and documents as text),
-`score` (what an answer earns), `env` (the rules)."""
+"""SearchQA. Modules: `world` (generated encyclopedias), `questions` (file, splits), `retrieve`
+(protocol of retrievers, BM25; `retrievers` is their registry), `reading` (actions and documents as
+text), `score` (reward of an answer), `env` (the rules)."""
 
 from ragen_jax.envs.search_qa.env import SearchQA
 from ragen_jax.envs.search_qa.questions import Question, load_questions, split_of

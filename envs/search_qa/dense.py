@@ -1,9 +1,11 @@
 """Dense retrieval on the mesh: a matrix over all devices, one product with it, the best rows.
 
-Exact: no approximation, no clusters (faiss calls that a flat index of inner products). Each device
-holds a part of the rows and finds the best of them, block after block; these few are compared.
+The search is exact: no approximation, no clusters (a flat inner-product index in faiss's terms).
+Each device holds a part of the rows and finds its best rows block by block; then the best rows of
+all devices are compared.
 
-Axes: N documents, D width of a vector, Q queries, K that are found, S blocks of a device of R rows.
+Axes: N documents, D width of a vector, Q queries, K documents found, S blocks per device, R rows
+per block.
 """
 
 import functools
@@ -23,31 +25,31 @@ from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 from ragen_jax.envs.search_qa.vectors import Vectors
 from ragen_jax.envs.types import Resident
 
-DTYPES = ("float32", "bfloat16")  # of the matrix
-BLOCK = 16_384  # rows, at most, whose scores are in memory at a time
-QUERIES = 32  # of a product; fewer are filled up, so that it is compiled once
-PIECE = 65_536  # rows that are read at a time
+DTYPES = ("float32", "bfloat16")  # accepted dtypes of the matrix
+BLOCK = 16_384  # maximum rows whose scores are in memory at a time
+QUERIES = 32  # queries per product; padded to this number, so that it is compiled once
+PIECE = 65_536  # rows read at a time
 
 
 class Encoder(Protocol):
-    """Texts -> vectors. width: D."""
+    """Texts -> vectors of width D."""
 
     width: int
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """[texts, D] float32; a text's vector is the same whichever others come with it."""
+        """Return [texts, D] float32; a text's vector does not depend on the other texts."""
         ...
 
 
 def layout(rows: int, mesh: Mesh) -> tuple[int, int]:
-    """(S, R): blocks of a device, and rows of a block. Devices x S x R is at least `rows`."""
+    """Return (S, R): blocks per device, rows per block. Devices x S x R is at least `rows`."""
     local = -(-rows // mesh.size)
     blocks = -(-local // BLOCK)
     return blocks, -(-local // blocks)
 
 
 def matrix_struct(rows: int, width: int, dtype: str, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    """The shape and the place of a matrix: [devices * S, R, D], the first axis over the devices."""
+    """Return shape and sharding of a matrix: [devices * S, R, D], the first axis over devices."""
     blocks, size = layout(rows, mesh)
     sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
     return jax.ShapeDtypeStruct((mesh.size * blocks, size, width), dtype, sharding=sharding)
@@ -57,13 +59,13 @@ def matrix_struct(rows: int, width: int, dtype: str, mesh: Mesh) -> jax.ShapeDty
 def nearest(
     matrix_SRD: jax.Array, query_QD: Any, *, mesh: Mesh, rows: int, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The rows with the largest inner products: (score_QK float32, row_QK int32), the best first.
+    """Return the rows with the largest inner products: (score_QK float32, row_QK int32).
 
-    Of equal ones the lower row. On every device, whole.
+    Best first; among equal scores the lower row comes first. The result is replicated.
 
     Args:
-      matrix_SRD: as `matrix_struct` says; what is behind the last of its `rows` is left out.
-      query_QD: in any dtype; multiplied in the matrix's, summed in float32.
+      matrix_SRD: as in `matrix_struct`; padding after the first `rows` rows is ignored.
+      query_QD: in any dtype; multiplied in the matrix's dtype, summed in float32.
       k: at most `rows`.
     """
     blocks, size = layout(rows, mesh)
@@ -78,7 +80,7 @@ def nearest(
                 query_QD,
                 matrix_RD,
                 (((1,), (1,)), ((), ())),
-                precision=jax.lax.Precision.HIGHEST,  # a TPU would multiply float32 in bfloat16
+                precision=jax.lax.Precision.HIGHEST,  # by default a TPU multiplies in bfloat16
                 preferred_element_type=jnp.float32,
             )
             row_R = start + jnp.arange(size)
@@ -91,8 +93,8 @@ def nearest(
         return jax.lax.scan(better, nothing, (starts_S, matrix_SRD))[0]
 
     def merge(*found):
-        """The k best of lists, each sorted. top_k takes the earlier one of equal scores, and
-        earlier lists hold lower rows."""
+        """Return the k best of several sorted lists. top_k prefers the earlier of equal scores,
+        and earlier lists hold lower rows."""
         score_QN, row_QN = (jnp.concatenate(parts, 1) for parts in zip(*found, strict=True))
         score_QK, index_QK = jax.lax.top_k(score_QN, k)
         return score_QK, jnp.take_along_axis(row_QN, index_QK, 1)
@@ -113,8 +115,9 @@ def nearest(
 class Matrix:
     """The vectors of a corpus on a mesh.
 
-    matrix_SRD: as `matrix_struct` says
-    lock: of whoever multiplies: the products of two threads could wait for each other's devices
+    matrix_SRD: as in `matrix_struct`
+    rows: number of vectors, without the padding
+    lock: held during a product: products of two threads could deadlock on each other's devices
     """
 
     matrix_SRD: jax.Array
@@ -127,9 +130,9 @@ class Matrix:
         return self.matrix_SRD.shape[-1]
 
     def nearest(self, query_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(score_QK, row_QK) of any number of queries; K is k, or all rows if they are fewer.
+        """Return (score_QK, row_QK) of any number of queries; K is the lesser of k and all rows.
 
-        Where the mesh is of several processes, all of them call this with the same queries.
+        If the mesh spans several processes, all of them must call this with the same queries.
         """
         k = min(k, self.rows)
         scores, rows = [np.zeros((0, k), np.float32)], [np.zeros((0, k), np.int32)]
@@ -146,7 +149,7 @@ class Matrix:
 
 
 def resident(rows: int, width: int, dtype: str, mesh: Mesh, k: int) -> Resident:
-    """What a matrix takes of the devices, and the program that searches it for k documents."""
+    """Return a matrix's use of the devices, and the program that searches it for k documents."""
     matrix = matrix_struct(rows, width, dtype, mesh)
     of_device = math.prod(matrix.sharding.shard_shape(matrix.shape))
     return Resident(
@@ -161,13 +164,13 @@ def resident(rows: int, width: int, dtype: str, mesh: Mesh, k: int) -> Resident:
 
 
 def place(vectors: Vectors, mesh: Mesh, dtype: str) -> Matrix:
-    """Reads a file's vectors on to the mesh, device by device.
+    """Load a file's vectors onto the mesh, device by device.
 
-    In this machine's memory there is one device's part at a time; each process reads only the parts
-    of its own devices.
+    Host memory holds one device's part at a time; each process reads only the parts of its own
+    devices.
 
     Raises:
-      ValueError: a dtype that is not accepted, or a vector that is not finite.
+      ValueError: the dtype is not accepted, or a vector is not finite.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {dtype!r}")
@@ -182,7 +185,7 @@ def place(vectors: Vectors, mesh: Mesh, dtype: str) -> Matrix:
 
 
 def _read(vectors: Vectors, blocks: range, struct: jax.ShapeDtypeStruct) -> np.ndarray:
-    """The blocks of one device, [S, R, D]; zeros behind the last row."""
+    """Return the blocks of one device, [S, R, D], with zeros after the last row."""
     _, size, width = struct.shape
     part = np.zeros((len(blocks) * size, width), struct.dtype)
     first = blocks.start * size
@@ -198,7 +201,7 @@ def _read(vectors: Vectors, blocks: range, struct: jax.ShapeDtypeStruct) -> np.n
 
 
 def fit(vectors: Vectors, width: int, texts: Sequence[str]) -> None:
-    """Raises ValueError unless the vectors can be those of an encoder so wide, and of the texts."""
+    """Raise ValueError unless the vectors match an encoder of this width and the texts."""
     if width != vectors.width:
         raise ValueError(
             f"{vectors.path}: its vectors have {vectors.width} numbers, those of the encoder "
@@ -212,16 +215,16 @@ def fit(vectors: Vectors, width: int, texts: Sequence[str]) -> None:
 
 
 class Dense:
-    """The documents whose vectors have the largest inner products with a query's.
+    """A retriever: documents whose vectors have the largest inner products with a query's vector.
 
-    matrix, encode and texts `fit` each other; the texts are in the order of the matrix's rows.
+    matrix, encode and texts must `fit` each other; the texts are in the order of the matrix's rows.
     """
 
     def __init__(self, matrix: Matrix, encode: Encoder, texts: Sequence[str]) -> None:
         self._matrix, self._encode, self._texts = matrix, encode, texts
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """The k documents nearest to each query; of equal ones the earlier."""
+        """Return the k nearest documents to each query; among equals, the earlier first."""
         if not queries:
             return []
         vectors = self._encode([query[:MAX_QUERY] for query in queries])

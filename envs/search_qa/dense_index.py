@@ -1,6 +1,7 @@
-"""A folder with the texts of a corpus, and what its vectors are: opened at the first search.
+"""A folder with the texts of a corpus and the settings of its vectors; loaded at the first search.
 
-`SETTINGS` says where the vectors and the encoder are, and how the vectors are kept on the devices.
+The file `SETTINGS` says where the vectors and the encoder are, and the vectors' dtype on the
+devices.
 """
 
 import json
@@ -29,11 +30,11 @@ VECTORS = "vectors.npy"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a dense index says of itself.
+    """The settings of a dense index.
 
-    vectors: a file of one's own; "": `VECTORS` in the folder
-    encoder: a directory or a hub id of what made them, and turns queries into vectors
-    dtype: of the vectors on the devices, one of `dense.DTYPES`
+    vectors: a separate file of vectors; "": `VECTORS` in the folder
+    encoder: directory or hub id of the model that made the vectors and encodes queries
+    dtype: dtype of the vectors on the devices, one of `dense.DTYPES`
     """
 
     vectors: str
@@ -45,10 +46,10 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The `Settings` of an index.
+    """Return the `Settings` of an index.
 
     Raises:
-      ValueError: the folder holds no dense index, or one that somebody has changed.
+      ValueError: the folder holds no dense index, or its settings are malformed.
     """
     file = folder / SETTINGS
     try:
@@ -71,15 +72,17 @@ def read_settings(folder: Path) -> Settings:
 
 
 class DenseIndex:
-    """Dense retrieval over an index, its vectors over all devices; see `dense.Dense`.
+    """Dense retrieval over an index, with its vectors over all devices; see `dense.Dense`.
 
-    Made, it has looked at every file's head: that they are there, and fit each other. Gigabytes are
-    read when it is first searched, or `load`ed.
+    The constructor reads only the files' headers: that they exist and fit each other. The vectors,
+    gigabytes, are read at the first search or by `load`.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ValueError where a file is missing, malformed, or does not fit the others, and in
-        runs of several processes, which search for other queries at other times."""
+        """Raise ValueError if a file is missing, malformed, or does not fit the others.
+
+        Also in runs of several processes, whose queries differ and come at different times.
+        """
         if jax.process_count() > 1:
             raise ValueError(
                 f"{folder} is a dense index, which one process searches, and this run has "
@@ -101,10 +104,10 @@ class DenseIndex:
         return self.load().search(queries, k)
 
     def load(self) -> Dense:
-        """The vectors on the devices, and the encoder beside them.
+        """Return the retriever, with the vectors on the devices and the encoder loaded.
 
         Raises:
-          ValueError: a vector that is not finite, or a file of the encoder that is malformed.
+          ValueError: a vector is not finite, or a file of the encoder is malformed.
         """
         with self._lock:
             if self._dense is None:
@@ -115,6 +118,6 @@ class DenseIndex:
             return self._dense
 
     def resident(self, mesh: Mesh, k: int) -> Resident:
-        """What the vectors take of the devices of a mesh."""
+        """Return the vectors' use of the devices of a mesh."""
         vectors = self._vectors
         return dense.resident(vectors.rows, vectors.width, self._settings.dtype, mesh, k)

@@ -1,8 +1,8 @@
-"""E5, which turns texts into vectors: BERT's encoder, the mean over its tokens, of length 1.
+"""E5, which encodes texts as vectors: BERT's encoder, mean over tokens, normalized to length 1.
 
-For intfloat/e5-base-v2, with which the wiki-18 index was made, and others of its shape. Written
-down here because transformers 5 runs BERT with torch alone. Source: Wang et al. 2022 (E5) and
-Devlin et al. 2019 (BERT, with the exact GELU); tensors are called as in the model's own files.
+For intfloat/e5-base-v2, which made the wiki-18 index, and other models of its shape. Implemented
+here because transformers 5 runs BERT only with torch. Source: Wang et al. 2022 (E5) and Devlin et
+al. 2019 (BERT, with the exact GELU); tensors have the names of the model's own files.
 
 Axes: B texts, T tokens, D width, H heads.
 """
@@ -23,14 +23,14 @@ from ragen_jax.core.sharding import MESH_AXES, place, replicate
 from ragen_jax.model import hf
 from ragen_jax.model.weights import open_tensors
 
-QUERY, PASSAGE = "query: ", "passage: "  # in front of what is asked, and of what is found
-TEXTS = 32  # of a call; fewer are filled up
-SHORTEST = 32  # tokens, to which texts are filled up; beyond, powers of two and halves between
+QUERY, PASSAGE = "query: ", "passage: "  # prefixes of queries and of documents
+TEXTS = 32  # texts per call; smaller batches are padded
+SHORTEST = 32  # tokens, minimum padded length; longer: powers of two and the halves between
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a config.json is read."""
+    """The fields of a config.json that are read."""
 
     vocab_size: int
     hidden_size: int
@@ -43,17 +43,17 @@ class Shape:
 
 
 class E5:
-    """Texts -> [texts, width] float32 of length 1; see `dense.Encoder`."""
+    """Encoder: texts -> [texts, width] float32 of length 1; see `dense.Encoder`."""
 
     def __init__(self, path: str | Path, mesh: Mesh, *, prefix: str) -> None:
-        """Reads a directory, or a model of the Hugging Face hub.
+        """Load a directory, or a model of the Hugging Face hub.
 
         Args:
-          mesh: over all of whose devices the texts of a call are split.
+          mesh: the texts of a call are split over all its devices.
           prefix: QUERY or PASSAGE.
 
         Raises:
-          ValueError: it is not there, no BERT, or its files do not fit each other.
+          ValueError: there is no such model, it is not a BERT, or its files do not fit each other.
         """
         folder = hf.resolve(path)
         self._shape = read_shape(folder)
@@ -63,15 +63,15 @@ class E5:
         self.width = self._shape.hidden_size
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """[texts, width]; of longer texts the first tokens that the model has positions for."""
-        # Half a character, which a query may hold, is none that the tokenizer takes.
+        """Return [texts, width]; longer texts are truncated to the model's number of positions."""
+        # The tokenizer rejects lone surrogates, which a query may hold.
         whole = [
             self._prefix + text.encode(errors="replace").decode(errors="replace") for text in texts
         ]
         ids = [encoded.ids for encoded in self._tokenizer.encode_batch(whole)]
         size = -(-TEXTS // self._mesh.size) * self._mesh.size
         found = np.zeros((len(ids), self.width), np.float32)
-        # Texts that are filled up to one length together: rounding depends on it.
+        # Batch texts by padded length: rounding depends on it.
         lengths = [self._padded(len(one)) for one in ids]
         for length in sorted(set(lengths)):
             same = [i for i, own in enumerate(lengths) if own == length]
@@ -86,7 +86,7 @@ class E5:
 
     def _encode(self, ids: Sequence[Sequence[int]], size: int, length: int) -> np.ndarray:
         tokens_BT, mask_BT = np.zeros((2, size, length), np.int32)
-        mask_BT[:, 0] = 1  # of what is filled up, so that nothing is divided by 0
+        mask_BT[:, 0] = 1  # also in padding rows, to avoid dividing by 0
         for row, one in enumerate(ids):
             tokens_BT[row, : len(one)] = one
             mask_BT[row, : len(one)] = 1
@@ -99,7 +99,7 @@ class E5:
 def encode(
     params: Mapping[str, jax.Array], tokens_BT: jax.Array, mask_BT: jax.Array, *, shape: Shape
 ) -> jax.Array:
-    """vectors_BD of length 1. mask_BT: 1 where there is a token."""
+    """Return vectors_BD of length 1. mask_BT: 1 at tokens, 0 at padding."""
     heads = shape.num_attention_heads
 
     def linear(name, x):
@@ -146,10 +146,10 @@ def encode(
 
 
 def read_shape(folder: Path) -> Shape:
-    """The `Shape` of a model directory, from its config.json alone.
+    """Return the `Shape` of a model directory, from its config.json alone.
 
     Raises:
-      ValueError: there is none, or it is no BERT that this file knows.
+      ValueError: there is no config.json, or it describes no supported BERT.
     """
     file = folder / "config.json"
     fields = hf.read_json(file)
@@ -165,7 +165,7 @@ def read_shape(folder: Path) -> Shape:
 
 
 def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Tensor -> its shape in the file; matrices are [outputs, inputs]."""
+    """Return {tensor: its shape in the file}; matrices are [outputs, inputs]."""
     D, E = shape.hidden_size, shape.intermediate_size
     expected = {
         "embeddings.word_embeddings.weight": (shape.vocab_size, D),
@@ -190,10 +190,10 @@ def _expected(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _params(folder: Path, shape: Shape) -> dict[str, np.ndarray]:
-    """The tensors of a model's files, float32; a pooler's are left out."""
+    """Return the tensors of a model's files as float32, without the pooler's."""
     params = {}
     with open_tensors(folder) as tensors:
-        # Saved with another head the names begin with the model's.
+        # If saved with another head, the names have the prefix "bert.".
         plain = {name.removeprefix("bert."): (name, file) for name, file in tensors.items()}
         for name, expected in _expected(shape).items():
             if name not in plain:

@@ -1,7 +1,8 @@
-"""SearchQA for language agents: questions that are answered by searching and reading.
+"""SearchQA for language agents: answer questions by searching and reading.
 
-As in the released RAGEN `search[...]` shows documents, `finish[...]` ends the task with an answer,
-and so does anything else. How many searches there are is a budget of the rollout (env.max_turns).
+As in the released RAGEN, `search[...]` shows documents and `finish[...]` ends the task with an
+answer; any other text counts as an answer. The number of searches is limited by the rollout
+(env.max_turns).
 """
 
 import functools
@@ -25,12 +26,12 @@ from ragen_jax.envs.search_qa.score import score_answer
 from ragen_jax.envs.search_qa.world import Link
 from ragen_jax.envs.types import Resident, Step
 
-TAG = 0x5EA2C402  # of the `Draws` of a question
+TAG = 0x5EA2C402  # tag of the `Draws` of a question
 
-MAX_ROWS = 10**7  # of a file
-MAX_WORLDS = 256  # whose indices are kept in memory
-MAX_CHARS = 50_000  # of what a search shows: more is no observation (rollout/env_calls.py)
-SHOWN = 60  # characters of a query or an answer that are repeated
+MAX_ROWS = 10**7  # rows of a file
+MAX_WORLDS = 256  # encyclopedias whose indices are kept in memory
+MAX_CHARS = 50_000  # that a search shows; observations are limited (rollout/env_calls.py)
+SHOWN = 60  # characters of a query or an answer that are repeated in the observation
 
 _RULES = """\
 You are answering a question by searching an encyclopedia. Each of your answers is one action:
@@ -42,7 +43,7 @@ The question may need several searches, one after another. Only the final answer
 action is taken as the final answer."""
 
 _AGAIN = "Say search[query] or finish[answer]."
-# ASCII, because without it a letter may be another one's capital ("\u017f" of "s").
+# ASCII, because in Unicode a letter may match another's capital ("\u017f" matches "s").
 _CLAIM = re.compile(
     rf"\b({'|'.join(world.KIND_OF)}) of (\w+) is (?:the )?(\w+)", re.IGNORECASE | re.ASCII
 )
@@ -50,8 +51,8 @@ _CLAIM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A state: a question, the last query (MAX_QUERY characters of it at most), and what is shown
-    below the question."""
+    """A state: a question, the last query (at most MAX_QUERY characters), and the text shown below
+    the question."""
 
     question: Question
     query: str | None = None
@@ -64,17 +65,18 @@ class SearchQA:
 
     An action is any text, so `actions` is empty.
 
-    hops: (fewest, most) facts that lead to an answer, each in the passage about what the one before
-        leads to
-    things: of each of four kinds in an encyclopedia, which has a passage about each
-    worlds: encyclopedias that questions are about, of the same things with other facts
+    hops: (fewest, most) facts in the chain to an answer, each in the passage about the thing that
+        the previous fact names
+    things: number of things of each of four kinds in an encyclopedia, which has a passage about
+        each thing
+    worlds: number of encyclopedias that questions are about; they share their things, not the facts
     path: file of questions to draw from instead of generating them (`load_questions`); hops, things
-        and worlds then have no part, and retriever says where documents come from
-    max_rows: how many of its rows are drawn from (None: all)
-    retriever: of given questions, a key of RETRIEVERS; "bm25" in process
-    corpus, index, url: what it searches in, or where it is (`retrievers.SOURCES`)
-    documents: that a search shows
-    document_chars, total_chars: characters of each of them, and of all that a search shows
+        and worlds are then unused, and retriever selects the source of documents
+    max_rows: number of its rows to draw from (None: all)
+    retriever: for given questions, a key of RETRIEVERS; "bm25" searches within the process
+    corpus, index, url: the data that it searches, or its address (`retrievers.SOURCES`)
+    documents: number of documents that a search shows
+    document_chars, total_chars: maximum characters of each document, and of all that a search shows
     split: "imitation", "train" or "eval": three sets of questions that share no chain of facts;
         None draws from all
     """
@@ -125,7 +127,7 @@ class SearchQA:
         self.words: tuple[str, ...] = (*world.words(things), *shown, *said)
 
     def reset(self, seed: int) -> Reading:
-        """Question number `seed`, an int in [0, 2**63), of this split.
+        """Return question number `seed`, an int in [0, 2**63), of this split.
 
         Raises ValueError after MAX_ATTEMPTS.
         """
@@ -142,7 +144,7 @@ class SearchQA:
         )
 
     def _draw(self, draws: Draws) -> Question | None:
-        """One attempt, of any split."""
+        """Make one attempt at a question of any split."""
         if self._given is not None:
             return self._given[draws.below(len(self._given))]
         number = draws.below(self.worlds)
@@ -160,21 +162,21 @@ class SearchQA:
         )
 
     def given(self) -> Iterator[tuple[int, str, Reading]]:
-        """(row, split, state) of each question of the file, in its order."""
+        """Yield (row, split, state) of each question of the file, in its order."""
         for row, question in enumerate(self._given or ()):
             yield row, questions.split_of(question), Reading(question)
 
     def render(self, state: Reading) -> str:
-        """The observation: "Question: ...", and below it what the last action led to."""
+        """Return "Question: ..." and below it the result of the last action."""
         shown = f"Question: {state.question.text}"
         return f"{shown}\n{state.shown}" if state.shown else shown
 
     def step(self, state: Reading, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Searches, or takes an answer, whatever the action holds. `rng` is unused.
+        """Search, or take an answer, whatever the action holds. `rng` is unused.
 
-        info: "kind" of action (as `reading.read_action` tells), "success" (an answer is exactly
-        right), and of a search "found" (documents), of an answer "f1" and "exact_match". Raises
-        ConnectionError where a retriever cannot be reached: that episode is left out, not scored.
+        info: "kind" of action (from `reading.read_action`), "success" (an answer is exactly right);
+        for a search "found" (number of documents), for an answer "f1" and "exact_match". Raises
+        ConnectionError if a retriever cannot be reached: that episode is left out, not scored.
         """
         kind, text = read_action(action)
         info: dict[str, object] = {"success": False, "kind": kind or "none"}
@@ -196,7 +198,7 @@ class SearchQA:
         return Step(after, float(scored["reward"]), True, info)
 
     def _searched(self, question: Question) -> Retriever:
-        """What is searched for a question's answer."""
+        """Return the retriever for a question."""
         return self._retriever or _index(question.world, self.things)
 
     @staticmethod
@@ -208,25 +210,25 @@ class SearchQA:
         documents: int = 5,
         **others: Any,
     ) -> Resident | None:
-        """See `ResidentEnvironment`: the vectors of a dense index."""
+        """Return the `Resident` of the vectors of a dense index; see `ResidentEnvironment`."""
         if retriever != "dense":
             return None
         sources = {name: others.get(name) for name in SOURCES} | {"index": index}
-        check_sources(retriever, **sources)  # an index is among what it needs
+        check_sources(retriever, **sources)  # ensures that an index is given
         assert index is not None
-        from ragen_jax.envs.search_qa.dense_index import DenseIndex  # all else needs no devices
+        from ragen_jax.envs.search_qa.dense_index import DenseIndex  # only this needs devices
 
         return DenseIndex(index).resident(mesh, documents)
 
     def identity(self, state: Reading) -> str:
-        """The facts that lead to the answer, in whichever world; the words of a given question."""
+        """Return the facts that lead to the answer, for a given question its normalized text."""
         return state.question.about
 
     def solve(self, state: Reading) -> tuple[str, ...] | None:
-        """How one who must read finds the answer: a search for each thing on the way to it.
+        """Return how a reader finds the answer from here: a search for each thing in the chain.
 
-        From what is shown now. None where a search did not show what it was for. Of a given
-        question, of which no more is known, the answer alone.
+        None if a search did not show the document that it was for. For a given question, whose
+        chain is unknown, the answer alone.
         """
         rest = self._rest(state)
         if rest and state.query == rest[0].x:
@@ -234,11 +236,10 @@ class SearchQA:
         return (*(f"search[{link.x}]" for link in rest), f"finish[{state.question.answers[0]}]")
 
     def explain(self, state: Reading, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: the fact on the way to the answer that is shown, and what
-        is to be found next.
+        """Return the expert's reasoning: the latest known fact of the chain, and the next to find.
 
-        For example "birthplace of Marwyn is Corford find mayor of Corford". Of the plan, which
-        nobody knows before reading, nothing is told; of a given question nothing at all.
+        For example "birthplace of Marwyn is Corford find mayor of Corford". It does not reveal the
+        rest of the plan, which nobody knows before reading; for a given question it is empty.
         """
         rest = self._rest(state)
         known = state.question.chain[: len(state.question.chain) - len(rest)]
@@ -247,15 +248,16 @@ class SearchQA:
         return " ".join(parts)
 
     def _rest(self, state: Reading) -> tuple[Link, ...]:
-        """The facts on the way to the answer behind the last of them that is shown."""
+        """Return the facts of the chain after the last fact that is shown."""
         chain = state.question.chain
         seen = [i for i, link in enumerate(chain) if link.sentence() in state.shown]
         return chain[seen[-1] + 1 :] if seen else chain
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(facts in `thought`, told as `explain` does, that a document shown states; facts told).
+        """Return (number of facts in `thought` that a shown document states, number of facts).
 
-        Nothing is checked of a given question, which has words of its own.
+        Facts are stated in the form of `explain`. For given questions, whose wording is free,
+        nothing is checked: (0, 0).
         """
         if self._given is not None:
             return 0, 0
@@ -269,7 +271,7 @@ class SearchQA:
 
 
 def _check_generated(retriever: str, sources: dict[str, str | None]) -> None:
-    """Raises ValueError for a source of documents that generated questions do not need."""
+    """Raise ValueError for a source of documents that generated questions do not need."""
     usual = {"retriever": "bm25", **dict.fromkeys(sources)}
     for name, value in {"retriever": retriever, **sources}.items():
         if value != usual[name]:
@@ -281,11 +283,11 @@ def _check_generated(retriever: str, sources: dict[str, str | None]) -> None:
 
 @functools.lru_cache(maxsize=MAX_WORLDS)
 def _index(number: int, things: int) -> BM25:
-    """The index of an encyclopedia, which all environments of a process share."""
+    """Return the index of an encyclopedia, shared by all environments of a process."""
     return BM25(world.make_world(number, things).passages, stem=False)
 
 
 def _short(text: str) -> str:
-    """A query or an answer as it is repeated."""
+    """Return a query or an answer as the observation repeats it."""
     line = one_line(text[: 4 * SHOWN])
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."

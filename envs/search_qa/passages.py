@@ -1,7 +1,7 @@
-"""The texts of a corpus of any size: read line by line, kept in a file, and mapped.
+"""The texts of a corpus of any size: read line by line, stored in a file, and memory-mapped.
 
-A corpus is wiki-18's: a line is a JSON object whose `contents` is the text, in a file that may be
-compressed (.gz). Texts are known by their place.
+The corpus has the format of wiki-18: each line is a JSON object whose `contents` is the text, in a
+file that may be compressed (.gz). Texts are identified by their position.
 """
 
 import codecs
@@ -18,15 +18,15 @@ from ragen_jax.storage.limits import parse_json, read_lines
 from ragen_jax.storage.writers import save_array
 
 FIELD = "contents"
-TEXTS, ENDS = "texts.bin", "ends.npy"  # UTF-8 one behind the other; where each ends, in bytes
-CHUNK = 20_000  # texts that are in memory at a time
+TEXTS, ENDS = "texts.bin", "ends.npy"  # concatenated UTF-8; where each text ends, in bytes
+CHUNK = 20_000  # texts in memory at a time
 
 
 def read_corpus(path: str | Path) -> Iterator[str]:
-    """The texts of a corpus, one after the other.
+    """Yield the texts of a corpus in order.
 
     Raises:
-      ValueError: there is no such file, or a line of it is not what it should be, or half a file.
+      ValueError: there is no such file, a line of it is malformed, or the file is truncated.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -55,10 +55,10 @@ def _text(line: bytes, place: str) -> str:
 
 
 def write_passages(folder: Path, texts: Iterator[str]) -> Iterator[list[str]]:
-    """Writes texts to a folder, and hands them on, CHUNK at a time.
+    """Write texts to a folder, and yield them in chunks of CHUNK.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there are no texts.
     """
     ends, chunk, end = [np.zeros(1, np.int64)], [], 0
     path = folder / TEXTS
@@ -79,16 +79,16 @@ def write_passages(folder: Path, texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _read(texts: Iterator[str]) -> Iterator[str]:
-    """The same texts; errors in reading them stay those of reading."""
+    """Yield the same texts; errors in reading them are not reported as errors in writing."""
     with reading():
         yield from texts
 
 
 class Passages(Sequence[str]):
-    """The texts that `write_passages` wrote: mapped, so that only those that are shown are read."""
+    """The texts that `write_passages` wrote: memory-mapped, so only texts in use are read."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ValueError where they are missing or incomplete."""
+        """Raise ValueError if the files are missing or incomplete."""
         folder = Path(folder).expanduser()
         try:
             self._ends = np.load(folder / ENDS, mmap_mode="r", allow_pickle=False)
@@ -116,7 +116,7 @@ class Passages(Sequence[str]):
     def __getitem__(self, place: int | slice) -> str | list[str]:
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):  # what iterating over a sequence ends with
+        if not 0 <= place < len(self):  # IndexError ends iteration over a sequence
             raise IndexError(f"text {place} of {len(self)}")
         start, end = self._ends[place : place + 2].tolist()
         return self._bytes[start:end].tobytes().decode()

@@ -1,12 +1,12 @@
-"""The two protocols of retrieval servers, as JSON: what is asked, and what an answer holds.
+"""The two protocols of retrieval servers, as JSON: requests and answers.
 
-ragen       {query, top_k} -> {results: [{id, content, score}]}: one query a request
+ragen       {query, top_k} -> {results: [{id, content, score}]}: one query per request
             (mll-lab-nu/RAGEN, scripts/retrieval/server.py:82-97)
-search_r1   {queries, topk, return_scores} -> {result: [[{document, score}]]}: many queries a
+search_r1   {queries, topk, return_scores} -> {result: [[{document, score}]]}: many queries per
             request; a document is {id, contents} or a text (PeterGriffinJin/Search-R1,
             search_r1/search/retrieval_server.py, retrieve_endpoint)
 
-Both are posted to /retrieve, and told apart by the name of what holds the queries.
+Both are posted to /retrieve, and distinguished by the name of the field that holds the queries.
 """
 
 import json
@@ -20,25 +20,25 @@ from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
 PROTOCOLS = ("ragen", "search_r1")
 PATH = "/retrieve"
-HEALTH = "/health"  # of ragen; GET
-MAX_DOCUMENTS = 50  # of a query (RAGEN asks for no more: ragen/env/search/retrieval_client.py:92)
-MAX_QUERIES = 512  # of a request to our server
-MAX_VALUES = 40_000  # of JSON in a request to our server; see http_json.parse_json
-MAX_LETTERS = 64_000  # of all queries of a request to our server; MAX_QUERY of each count
+HEALTH = "/health"  # GET; only in the ragen protocol
+MAX_DOCUMENTS = 50  # per query (RAGEN's own limit: ragen/env/search/retrieval_client.py:92)
+MAX_QUERIES = 512  # per request to our server
+MAX_VALUES = 40_000  # JSON values in a request to our server; see http_json.parse_json
+MAX_LETTERS = 64_000  # characters of all queries of a request to our server, each cut to MAX_QUERY
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a server."""
+    """A request to a server."""
 
     protocol: str
     queries: tuple[str, ...]
     k: int
-    scores: bool = True  # whether search_r1 is to send them
+    scores: bool = True  # whether a search_r1 server is to send scores
 
 
 def request_fields(protocol: str, queries: Sequence[str], k: int) -> dict[str, Any]:
-    """The value that is posted as JSON; a request of ragen has one query."""
+    """Return the value to post as JSON; a ragen request has one query."""
     if protocol == "ragen":
         (query,) = queries
         return {"query": query, "top_k": k}
@@ -46,8 +46,10 @@ def request_fields(protocol: str, queries: Sequence[str], k: int) -> dict[str, A
 
 
 def split_queries(queries: Sequence[str], *, most: int, letters: int) -> Iterator[tuple[str, ...]]:
-    """The queries in their order, in parts of up to `most` queries and up to `letters` characters
-    (or a single query)."""
+    """Yield the queries in order, in parts of at most `most` queries and `letters` characters.
+
+    A query longer than `letters` is a separate part.
+    """
     part: list[str] = []
     size = 0
     for query in queries:
@@ -61,21 +63,21 @@ def split_queries(queries: Sequence[str], *, most: int, letters: int) -> Iterato
 
 
 def read_request(body: bytes, k: int) -> Request:
-    """The `Request` of a body.
+    """Parse the body of a request.
 
     Args:
-      k: documents where the request does not say.
+      k: number of documents if the request does not say.
 
     Returns:
-      Its queries are cut to MAX_QUERY characters.
+      The `Request`, its queries cut to MAX_QUERY characters.
 
     Raises:
-      ValueError: it is of neither protocol, or asks for more than MAX_QUERIES, MAX_LETTERS or
-        MAX_DOCUMENTS allow.
+      ValueError: it matches neither protocol, or exceeds MAX_QUERIES, MAX_LETTERS or
+        MAX_DOCUMENTS.
     """
     fields = _object(http_json.parse_json(body, max_values=MAX_VALUES))
     if "query" in fields:
-        wanted = _count(fields, "top_k", "k", default=k)  # "k": server.py:91 takes it, too
+        wanted = _count(fields, "top_k", "k", default=k)  # server.py:91 accepts "k" as well
         return Request("ragen", _texts([fields["query"]], "query"), wanted)
     if "queries" in fields:
         wanted = _count(fields, "topk", default=k)
@@ -95,7 +97,7 @@ def read_request(body: bytes, k: int) -> Request:
 
 
 def answer_body(request: Request, found: Sequence[Sequence[Document]]) -> bytes:
-    """The answer to a request."""
+    """Return the body of the answer to a request."""
     if request.protocol == "ragen":
         (documents,) = found
         results = [{"id": d.name, "content": d.text, "score": d.score} for d in documents]
@@ -110,10 +112,10 @@ def _search_r1_document(document: Document, scores: bool) -> dict[str, Any]:
 
 
 def read_answer(protocol: str, answer: Any, queries: int, k: int) -> list[list[Document]]:
-    """The documents in an answer (a value of JSON) to `queries` queries, at most k of each.
+    """Return the documents in an answer (a JSON value) to `queries` queries, at most k for each.
 
     Raises:
-      ValueError: it is not what the protocol says, in any part.
+      ValueError: any part of it violates the protocol.
     """
     fields = _object(answer)
     name = "results" if protocol == "ragen" else "result"
@@ -165,7 +167,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _count(fields: dict[str, Any], *names: str, default: int) -> int:
-    """The first of the fields that is there and not null."""
+    """Return the first of the fields that is present and not null."""
     for name in names:
         value = fields.get(name)
         if value is not None:

@@ -1,4 +1,4 @@
-"""Questions with short answers, those of a data set's file among them, and their splits."""
+"""Questions with short answers, generated or from a data set's file, and their splits."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ragen_jax.envs.search_qa.world import Link
 from ragen_jax.storage.confined import BATCH_ROWS
 
 QUESTION = "question"
-ANSWERS = ("ground_truth", "answer", "answers", "golden_answers")  # one of these, a text or several
+ANSWERS = ("ground_truth", "answer", "answers", "golden_answers")  # one of these: a text or a list
 FIELDS = (QUESTION, " or ".join(ANSWERS))
 
 MAX_TEXT = 10_000  # characters of a question or an answer
@@ -20,12 +20,12 @@ MAX_TEXT = 10_000  # characters of a question or an answer
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and what is right.
+    """A question and its right answers.
 
-    answers: any of them will do
+    answers: any of them counts as right
     about: its identity
-    world: of a generated one, the number of the encyclopedia that it is about, and chain: the facts
-        that lead to its answer
+    world: for a generated question, the number of its encyclopedia
+    chain: for a generated question, the facts that lead to its answer
     """
 
     text: str
@@ -36,20 +36,20 @@ class Question:
 
 
 def split_of(question: Question) -> str:
-    """The split of a question: a hash of what it is about."""
+    """Return the split of a question, from a hash of its identity."""
     return split_by_hash("search_qa", question.about)
 
 
 def load_questions(path: str | Path, *, max_rows: int | None = None) -> tuple[Question, ...]:
-    """The first `max_rows` questions (None: all) of a file, in the order of its rows.
+    """Return the first `max_rows` questions (None: all) of a file, in the order of its rows.
 
-    A parquet file (its name ends with .parquet), or else one JSON object a line. A row has the text
-    `question` and, in one of ANSWERS, a text or a list of texts any of which is right. Other fields
-    are not read.
+    The file is parquet if its name ends with .parquet, or else JSON Lines. A row has the text
+    `question` and, in one of ANSWERS, a right answer or a list of right answers. Other fields are
+    not read.
 
     Raises:
-      ValueError: the file is missing, of another format, empty, or has a row that is no question;
-        or pyarrow is needed and not installed.
+      ValueError: the file is missing, has another format, is empty, or has a row that is not a
+        question; or pyarrow is needed and not installed.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
@@ -65,7 +65,7 @@ def load_questions(path: str | Path, *, max_rows: int | None = None) -> tuple[Qu
 
 
 def normal(text: str) -> str:
-    """A text in lower case, its letters and digits alone."""
+    """Return only the letters and digits of a text, in lower case."""
     return re.sub(r"[\W_]", "", text.lower())
 
 
@@ -88,12 +88,12 @@ def _question(path: str | Path, index: int, row: Any) -> Question:
             f"field {QUESTION} of row {index} of {path} must be a text of up to {MAX_TEXT} "
             f"characters: {ascii(text)[:60]}"
         )
-    # What has no letter or digit is told apart by what it is.
+    # A question without letters or digits is identified by its text.
     return Question(text.strip(), tuple(a.strip() for a in answers), normal(text) or text.strip())
 
 
 def _says(value: Any) -> bool:
-    """Whether it is text of which something is left without its spaces."""
+    """Whether a value is text that is not blank and not too long."""
     return is_text(value) and 0 < len(value.strip()) and len(value) <= MAX_TEXT
 
 

@@ -1,4 +1,4 @@
-"""Text in and out: what an action asks for, and how documents are shown.
+"""Text in and out: parsing actions and formatting documents.
 
 Sources, of mll-lab-nu/RAGEN: ragen/env/search/env.py (step) and reward.py
 (extract_answer_from_response) for actions, retrieval_client.py (_format_results) for documents.
@@ -11,7 +11,7 @@ from ragen_jax.envs.search_qa.retrieve import Document
 
 NOTHING = "No relevant documents found for the query."
 MAX_ANSWER = 2000  # characters of an answer that are read
-MAX_NAME = 60  # of a document's name that are shown
+MAX_NAME = 60  # characters of a document's name that are shown
 
 _BOXED = re.compile(r"\\boxed\{([^{}]+)\}")
 _BOLD = re.compile(r"\*+([^*]+)\*+")
@@ -21,11 +21,11 @@ _SENTENCE_ENDS = re.compile(r"[.!?]+")
 
 
 def read_action(action: str) -> tuple[str, str]:
-    """What an action asks for, whatever it holds.
+    """Parse an action of any content.
 
     Returns:
-      ("search", query), ("finish", answer), ("", "") of an action that is empty, or ("answer",
-      answer): anything else is an answer of itself, as in the released code.
+      ("search", query), ("finish", answer), ("", "") for an empty action, or ("answer", answer):
+      any other text counts as an answer, as in the released code.
     """
     action = action.strip()
     for kind in ("search", "finish"):
@@ -35,11 +35,11 @@ def read_action(action: str) -> tuple[str, str]:
 
 
 def find_answer(text: str) -> str:
-    r"""The answer in a text that was not put into finish[...].
+    r"""Return the answer in a text that was not put into finish[...].
 
-    The first of: what is in \boxed{}, what is bold, what follows "answer is", what follows
-    "therefore" or the like, the first sentence of more than five characters, the text itself. Of
-    what is longer MAX_ANSWER characters are read.
+    It is the first of: the content of \boxed{}, bold text, the text after "answer is", the text
+    after "therefore" or the like, the first sentence of more than five characters, the whole text.
+    Only the first MAX_ANSWER characters are read.
     """
     text = one_line(text[:MAX_ANSWER])
     for pattern in (_BOXED, _BOLD, _SAID, _SO):
@@ -51,13 +51,14 @@ def find_answer(text: str) -> str:
 
 
 def show_documents(documents: Sequence[Document], *, document_chars: int, total_chars: int) -> str:
-    """Documents as the released code shows them: a numbered header each, and the text below it.
+    """Format documents as the released code does: a numbered header, and the text below it.
 
-    Unlike there a text is one line, so that none can hold the header of another document. What is
-    cut ends with "...".
+    Unlike there, a text is one line, so it cannot imitate the header of another document. Truncated
+    text ends with "...".
 
     Args:
-      document_chars: of a document's text. total_chars: of all that is returned, headers included.
+      document_chars: maximum characters of a document's text.
+      total_chars: maximum characters of the result, including headers.
     """
     if not documents:
         return NOTHING
@@ -70,7 +71,7 @@ def show_documents(documents: Sequence[Document], *, document_chars: int, total_
 
 
 def one_line(text: str) -> str:
-    """A text in one line, of what can be written as UTF-8."""
+    """Return a text in one line, with characters that UTF-8 cannot encode replaced."""
     return " ".join(text.encode(errors="replace").decode().split())
 
 

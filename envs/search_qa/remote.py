@@ -1,8 +1,8 @@
-"""Retrieval from a server over HTTP, which may be slow, drop requests or send half an answer.
+"""Retrieval from a server over HTTP, which may be slow, drop requests or send partial answers.
 
-A request is tried again until a whole answer of the protocol's form has come in time. An answer of
-another form is never shown. Each try is a separate exchange (ragen_jax/core/http_json.py): an
-answer that comes late cannot be taken for the answer to another question.
+A request is retried until a complete answer in the protocol's form has arrived in time. An answer
+in another form is never shown. Each try is a separate exchange (ragen_jax/core/http_json.py): a
+late answer cannot be mistaken for the answer to another query.
 """
 
 import concurrent.futures
@@ -16,33 +16,32 @@ from ragen_jax.core.clean_text import one_line
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
-AT_ONCE = 16  # requests in parallel, where each is of one query
-QUERIES = 256  # of a request of search_r1
-FIRST_PAUSE = 0.1  # seconds after the first try; doubled with each, and drawn from its upper half
-LONGEST_PAUSE = 10.0
+AT_ONCE = 16  # requests in parallel, if each holds one query
+QUERIES = 256  # per request of search_r1
+FIRST_PAUSE = 0.1  # seconds after the first try; doubled each time, with jitter from 0.5 to 1
+LONGEST_PAUSE = 10.0  # seconds
 
-# The longest answer, in bytes, follows from what is asked: the sum of a part of its own and a part
-# for each document, but never more than the last. A document is shown with at most 50,000
-# characters, which are 200,000 bytes of UTF-8.
+# The limit on an answer, in bytes: a constant plus a part for each document, at most MAX_BYTES. A
+# document is shown with at most 50,000 characters, which are up to 200,000 bytes of UTF-8.
 BYTES_OF_ANSWER, BYTES_OF_DOCUMENT, MAX_BYTES = 1 << 20, 1 << 18, 32 << 20
 
 
 class Remote:
-    """The documents that a server finds."""
+    """A retriever that asks a server."""
 
     def __init__(
         self, url: str, *, protocol: str, time_limit: float, tries: int, seed: int
     ) -> None:
         """
         Args:
-          url: of the server, such as http://127.0.0.1:8000, with or without /retrieve.
+          url: address of the server, such as http://127.0.0.1:8000, with or without /retrieve.
           protocol: one of `protocols.PROTOCOLS`.
-          time_limit: seconds of a try, from connecting to the answer's last byte.
-          tries: of a request, at least 1.
-          seed: of the pauses between them.
+          time_limit: seconds per try, from connecting to the answer's last byte.
+          tries: maximum number of tries per request, at least 1.
+          seed: seed of the jitter of pauses between tries.
 
         Raises:
-          ValueError: one of these cannot be used.
+          ValueError: an argument is invalid.
         """
         http_json.parse_url(url)
         if protocol not in protocols.PROTOCOLS:
@@ -57,15 +56,16 @@ class Remote:
         self._random, self._lock = random.Random(seed), threading.Lock()
 
     def check(self) -> None:
-        """Raises ValueError where the server cannot be reached, or does not speak the protocol."""
+        """Raise ValueError if the server cannot be reached or does not speak the protocol."""
         try:
             self.search(["Who wrote Hamlet?"], 1)
         except ConnectionError as error:
             raise ValueError(f"{error} (protocol {self._protocol})") from None
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """Return what the server finds, in its order: search_r1 with up to QUERIES queries a
-        request, ragen with one.
+        """Return the server's documents, in its order.
+
+        search_r1 sends up to QUERIES queries per request, ragen one.
 
         Raises:
           ConnectionError: no usable answer came in any try, or the server refuses the request.
@@ -103,7 +103,7 @@ class Remote:
                 reason = str(error)
                 if not error.retry:
                     raise ConnectionError(f"retriever {self.url} refuses: {reason}") from None
-            except ValueError as error:  # an answer of another form than the protocol's
+            except ValueError as error:  # the answer violates the protocol
                 reason = one_line(f"ValueError: {error}")
         raise ConnectionError(
             f"retriever {self.url} gave no usable answer in {self._tries} tries; the last: {reason}"

@@ -1,8 +1,8 @@
-"""Where documents come from: whatever answers queries, and BM25 in process.
+"""Sources of documents: the interface of retrievers, and BM25 within the process.
 
-Retriever   what SearchQA asks of one
-Document    what it gives
-BM25        the words that query and document share, weighed by how rare they are
+Retriever   the interface that SearchQA needs
+Document    a result
+BM25        scores the words that query and document share, weighted by their rarity
 """
 
 import importlib.util
@@ -12,15 +12,15 @@ from typing import Protocol, runtime_checkable
 
 from ragen_jax.envs import bm25
 
-MAX_QUERY = 1000  # characters of a query that are searched for
+MAX_QUERY = 1000  # characters of a query that are used
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A document that was found.
 
-    name: its place in the corpus, or what a server calls it
-    score: the higher the better; its unit is the retriever's
+    name: its position in the corpus, or its name on a server
+    score: higher is better; the unit depends on the retriever
     """
 
     name: str
@@ -30,33 +30,33 @@ class Document:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """What answers queries."""
+    """An object that answers queries."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """The up to k best documents for each of the queries, the best first.
+        """Return the up to k best documents for each query, best first.
 
-        An empty list where nothing fits. The same queries lead to the same documents, whichever
-        others are asked with them. Raises ConnectionError where no answer can be had.
+        The list is empty if nothing fits. The result for a query does not depend on the other
+        queries. Raises ConnectionError if there is no answer.
         """
         ...
 
 
 class BM25:
-    """The documents of a corpus that share words with a query (Lucene's variant of BM25, bm25s).
+    """Retriever of documents that share words with a query (Lucene's variant of BM25, bm25s).
 
     A word is two or more letters or digits, in lower case; English stop words are left out.
     """
 
     def __init__(self, corpus: Sequence[str], *, stem: bool) -> None:
-        """Builds the index: seconds for 50,000 passages.
+        """Build the index; it takes seconds for 50,000 passages.
 
         Args:
-          corpus: the documents' texts, at least one. They are shown as they are.
-          stem: whether English endings are cut off first (Snowball), so that "born" and "borns"
-            are one word; not for invented names, which it would mix up.
+          corpus: the documents' texts, at least one. They are shown unchanged.
+          stem: whether to strip English endings (Snowball), so that "born" and "borns" are the
+            same word; not for invented names, which it would conflate.
 
         Raises:
-          ValueError: an empty corpus, or a package that is missing.
+          ValueError: the corpus is empty, or a package is missing.
         """
         self._split = splitter(stem)
         if not corpus:
@@ -64,13 +64,13 @@ class BM25:
         self._corpus = corpus
         self._index = bm25.package().BM25(k1=bm25.K1, b=bm25.B, method=bm25.METHOD)
         tokens = self._split(corpus)
-        # An index over no word at all cannot be built: it has one that no query holds.
+        # bm25s cannot index a corpus without any word: add a word that no query holds.
         if not any(tokens):
             tokens = [["\x00"], *tokens[1:]]
         self._index.index(tokens, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """The up to k documents that share most with each query; of equal ones the earlier."""
+        """Return the up to k best documents for each query; among equals, the earlier first."""
         return [self._search(words, k) for words in self._split([q[:MAX_QUERY] for q in queries])]
 
     def _search(self, words: list[str], k: int) -> list[Document]:
@@ -82,14 +82,14 @@ class BM25:
 
 
 def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
-    """What splits texts into the words that `BM25` counts.
+    """Return the function that splits texts into the words that `BM25` counts.
 
-    Raises ValueError where a package is missing.
+    Raises ValueError if a package is missing.
     """
     check_installed(stem)
     stemmer = None
     if stem:
-        import Stemmer  # ty: ignore[import-not-found] compiled, with no types beside it
+        import Stemmer  # ty: ignore[import-not-found] compiled, without type stubs
 
         stemmer = Stemmer.Stemmer("english")
 
@@ -106,7 +106,7 @@ def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
 
 
 def check_installed(stem: bool) -> None:
-    """Raises ValueError where a package of the index is not there."""
+    """Raise ValueError if a package that the index needs is missing."""
     for module, package in (("bm25s", "bm25s"), *([("Stemmer", "PyStemmer")] if stem else [])):
         if importlib.util.find_spec(module) is None:
             raise ValueError(

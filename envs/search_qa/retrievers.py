@@ -1,6 +1,6 @@
-"""The retrievers that the option `retriever` names, each opened once a process.
+"""The retrievers that the option `retriever` names, each opened once per process.
 
-RETRIEVERS  name -> what it needs, and what opens it
+RETRIEVERS  name -> the options it needs, and the function that opens it
 """
 
 import functools
@@ -16,19 +16,19 @@ from ragen_jax.envs.search_qa.retrieve import BM25, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 
-# Options that say where documents come from; each retriever needs some of them.
+# Options that give the source of documents; each retriever needs some of them.
 SOURCES = ("corpus", "index", "url")
 
-# Of a server: seconds of a try (as ragen/env/search/retrieval_client.py:38 has it), and tries.
+# For a server: seconds per try (as in ragen/env/search/retrieval_client.py:38), number of tries.
 TIME_LIMIT, TRIES = 30.0, 8
 
 
 @dataclass(frozen=True)
 class Opener:
-    """How a retriever is opened.
+    """How to open a retriever.
 
-    needs: the options of SOURCES that it is given, all of them
-    open: these as keywords -> the retriever; ValueError where they cannot be used
+    needs: the options of SOURCES that it needs, all of them
+    open: takes these as keywords, returns the retriever; raises ValueError if they are unusable
     """
 
     needs: tuple[str, ...]
@@ -36,27 +36,27 @@ class Opener:
 
 
 def open_bm25(corpus: str) -> BM25:
-    """BM25 over stems of English words, of a corpus file that fits in memory."""
+    """Return BM25 over stems of English words, for a corpus file that fits in memory."""
     return BM25(load_corpus(corpus), stem=True)
 
 
 def open_words(index: str) -> Retriever:
-    """BM25 over an index on disk."""
+    """Return BM25 over an index on disk."""
     return Words(index)
 
 
 def open_dense(index: str) -> Retriever:
-    """Vectors over all devices; the queries of several episodes are one product."""
-    from ragen_jax.envs.search_qa.dense_index import DenseIndex  # all else does without devices
+    """Return dense retrieval over all devices; queries of several episodes share one product."""
+    from ragen_jax.envs.search_qa.dense_index import DenseIndex  # only this needs devices
 
     return Together(DenseIndex(index))
 
 
 def open_server(protocol: str, url: str) -> Retriever:
-    """A server of a protocol, which must answer now."""
+    """Return a client of a server that speaks `protocol` and must answer now."""
     server = Remote(url, protocol=protocol, time_limit=TIME_LIMIT, tries=TRIES, seed=0)
     server.check()
-    # One request holds all queries of search_r1; those of ragen go side by side.
+    # A search_r1 request holds many queries; ragen requests, with one query each, run in parallel.
     return Together(server) if protocol == "search_r1" else server
 
 
@@ -69,8 +69,8 @@ RETRIEVERS: dict[str, Opener] = {
 
 
 def check_sources(retriever: str, **sources: str | None) -> None:
-    """Raises ValueError for a retriever that there is not, one of SOURCES that is no text, that it
-    does not have, or that it needs and is not given."""
+    """Raise ValueError for an unknown retriever, a source that is not a text, a source that the
+    retriever does not use, or a missing source that it needs."""
     if not isinstance(retriever, str) or retriever not in RETRIEVERS:
         known = ", ".join(map(repr, RETRIEVERS))
         raise ValueError(f"retriever must be one of {known}, got {retriever!r}")
@@ -91,13 +91,14 @@ def check_sources(retriever: str, **sources: str | None) -> None:
 
 
 def open_retriever(retriever: str, **sources: str | None) -> Retriever:
-    """The retriever of that name over these sources: the same object every time.
+    """Return the retriever of that name over these sources: the same object every time.
 
     Args:
-      retriever: a key of RETRIEVERS. sources: SOURCES, those that it does not need None.
+      retriever: a key of RETRIEVERS.
+      sources: the options of SOURCES; those that it does not need are None.
 
     Raises:
-      ValueError: as `check_sources`, or a source that cannot be used.
+      ValueError: as `check_sources`, or a source is unusable.
     """
     check_sources(retriever, **sources)
     return _opened(retriever, *(sources[name] for name in RETRIEVERS[retriever].needs))
@@ -110,13 +111,13 @@ def _opened(retriever: str, *needed: str) -> Retriever:
 
 
 def load_corpus(path: str | Path) -> list[str]:
-    """The documents of a file, in its order.
+    """Return the documents of a file, in its order.
 
-    Either a JSON list of texts (its name ends with .json: the form that the released server reads),
-    or one JSON object a line with the text `contents` (wiki-18.jsonl).
+    The file is a JSON list of texts if its name ends with .json (the format that the released
+    server reads), or else JSON Lines with the text `contents` (wiki-18.jsonl).
 
     Raises:
-      ValueError: the file is missing, of another format, or empty.
+      ValueError: the file is missing, has another format, or is empty.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")

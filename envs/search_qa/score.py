@@ -1,7 +1,7 @@
-"""How good an answer is: the rules of SQuAD's evaluation, and what the released RAGEN pays for it.
+"""Scoring of answers: the rules of SQuAD's evaluation, and the reward of the released RAGEN.
 
 Source: ragen/env/search/reward.py of mll-lab-nu/RAGEN (f1_score, evaluate_answer, compute_reward),
-which follows HotpotQA's evaluation: SQuAD's normal form, yes and no all or nothing.
+which follows HotpotQA's evaluation: SQuAD's normalization; yes and no are all or nothing.
 """
 
 import re
@@ -9,9 +9,9 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-WORTH = 0.3  # F1 from which on an answer earns anything
+WORTH = 0.3  # minimum F1 for a reward above 0
 
-# Answers of which half is nothing: one side being so, the other must be the same.
+# Answers without partial credit: if either side is one of these, both must be equal.
 ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -19,24 +19,24 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str, float | bool]:
-    """What an answer earns against the right one, or the best of several right ones.
+    """Score an answer against the right answer, or against the best of several right answers.
 
-    Both are compared in `normal_form`. F1 is that of their words, counted: 2PR / (P + R) with P the
-    share of the prediction's words that are right and R the share of the right ones that are said.
-    A right answer whose normal form is empty ("A", "The", "%") is matched only by the same text,
-    letter for letter: an empty prediction is never right.
+    Both are compared in `normal_form`. F1 is over their words, with counts: 2PR / (P + R), where P
+    is the fraction of the prediction's words that are in the right answer and R the fraction of
+    the right answer's words that are in the prediction. A right answer whose normal form is empty
+    ("A", "The", "%") matches only the identical text: an empty prediction is never right.
 
     Args:
       prediction: any text.
-      ground_truth: a text, or several of which any will do.
+      ground_truth: a text, or several, of which any counts as right.
 
     Returns:
-      reward: 1.0 for an exact match, else F1 where that is at least WORTH, else 0.0
-      f1: from 0 to 1, the largest over the right answers; 1.0 where one matches
+      reward: 1.0 for an exact match, else F1 if it is at least WORTH, else 0.0
+      f1: from 0 to 1, the largest over the right answers; 1.0 for an exact match
       exact_match: bool
 
     Raises:
-      ValueError: prediction is no text, or ground_truth neither a text nor some texts.
+      ValueError: prediction is not a text, or ground_truth is neither a text nor several texts.
     """
     if not isinstance(prediction, str):
         raise ValueError(f"prediction must be a text, got {prediction!r}")
@@ -53,15 +53,15 @@ def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str
 
 
 def normal_form(text: str) -> str:
-    """A text in lower case, less ASCII punctuation and the articles, with single spaces.
+    """Return a text in lower case, without ASCII punctuation and articles, with single spaces.
 
-    Punctuation goes first and leaves nothing behind ("u.s." is "us", "a-b" is "ab"); then articles.
+    Punctuation is deleted first, without a space ("u.s." is "us", "a-b" is "ab"); then articles.
     """
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def _matches(prediction: str, truth: str) -> bool:
-    """Whether two texts have one normal form that is not empty, or are the same text."""
+    """Whether two texts have the same non-empty normal form, or are the same non-empty text."""
     said, right = normal_form(prediction), normal_form(truth)
     if said or right:
         return said == right
@@ -69,7 +69,7 @@ def _matches(prediction: str, truth: str) -> bool:
 
 
 def _f1(said: str, right: str) -> float:
-    """F1 of the words of two different texts in normal form."""
+    """Return the F1 of the words of two different texts in normal form."""
     if said in ALL_OR_NOTHING or right in ALL_OR_NOTHING:
         return 0.0
     said_words, right_words = said.split(), right.split()

@@ -1,4 +1,4 @@
-"""One search for several threads: for retrievers to which many queries are as dear as one."""
+"""One search for several threads, for retrievers to which many queries cost the same as one."""
 
 import threading
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 
-MOST = 256  # queries of a search
+MOST = 256  # queries per search
 
 
 @dataclass(eq=False)
@@ -19,9 +19,9 @@ class _Call:
 
 
 class Together:
-    """A retriever whose queries are put together: those that come while it searches are the next.
+    """A retriever that batches queries: those that arrive during a search form the next search.
 
-    Nobody waits for others to come: the first query is searched for at once.
+    No query waits for others to arrive: the first is searched for at once.
     """
 
     def __init__(self, retriever: Retriever) -> None:
@@ -31,12 +31,15 @@ class Together:
         self._busy = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """What the retriever finds. Where it raises for several threads' queries, each of them
-        searches for its own, so that none suffers from another's."""
+        """Return the retriever's documents.
+
+        If it raises for the queries of several threads, each thread searches for its own queries,
+        so that none suffers from another's.
+        """
         mine = _Call(list(queries), k)
         with self._changed:
             self._waiting.append(mine)
-            # First come, first served: who asks again and again must not keep others waiting.
+            # First come, first served: a busy thread must not keep others waiting.
             while not mine.done and (self._busy or self._waiting[0] is not mine):
                 self._changed.wait()
             if not mine.done:
@@ -54,7 +57,7 @@ class Together:
         raise mine.error
 
     def _take(self, mine: _Call) -> list[_Call]:
-        """This thread's call, and others that wait with as many documents in mind."""
+        """Remove and return this thread's call and waiting calls for the same k."""
         calls, size = [mine], len(mine.queries)
         for call in self._waiting:
             if call is not mine and call.k == mine.k and size + len(call.queries) <= MOST:
@@ -64,13 +67,13 @@ class Together:
         return calls
 
     def _search(self, calls: list[_Call]) -> None:
-        """Fills in what was found, or why nothing was."""
+        """Store the documents found, or the exception, in the calls."""
         try:
             queries = [query for call in calls for query in call.queries]
             found = iter(self._retriever.search(queries, calls[0].k))
             for call in calls:
                 call.found = [next(found) for _ in call.queries]
-        except Exception as error:  # whatever it is, it is raised in the threads that asked
+        except Exception as error:  # raised again in the threads that asked
             for call in calls:
                 call.error = error
         finally:

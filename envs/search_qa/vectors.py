@@ -1,4 +1,4 @@
-"""The vectors of a corpus on disk, a row a document: NumPy's own file, or a flat index of faiss."""
+"""The vectors of a corpus on disk, a row per document: a NumPy file, or a flat index of faiss."""
 
 import importlib.util
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-DTYPES = ("float16", "float32")  # of a NumPy file
+DTYPES = ("float16", "float32")  # accepted dtypes of a NumPy file
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A matrix on disk, of which parts are read.
+    """A matrix on disk that is read in parts.
 
     read: (start, stop) -> the rows from start to stop, [stop - start, width], in the file's dtype
     """
@@ -24,12 +24,13 @@ class Vectors:
 
 
 def open_vectors(path: str | Path) -> Vectors:
-    """The `Vectors` of a file: faiss's if its name ends in .index, else NumPy's (.npy).
+    """Return the `Vectors` of a file: faiss's if its name ends in .index, else NumPy's (.npy).
 
-    Nothing but its head is read, so that files of any size open at once.
+    Only its header is read, so files of any size open at once.
 
     Raises:
-      ValueError: no such file, not of that format, not a matrix of numbers, or faiss is missing.
+      ValueError: there is no such file, it has another format or is not a matrix of numbers, or
+        faiss is missing.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -54,10 +55,10 @@ def _numpy(path: Path) -> Vectors:
 def _faiss(path: Path) -> Vectors:
     if importlib.util.find_spec("faiss") is None:
         raise ValueError(f"reading {path} needs faiss: pip install 'ragen_jax[faiss]'")
-    import faiss  # not above: all else does without
+    import faiss  # imported here because nothing else needs it
 
     try:
-        # The vectors stay in the file and are mapped.
+        # The vectors stay in the file, memory-mapped.
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]

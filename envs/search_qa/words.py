@@ -1,8 +1,8 @@
-"""BM25 over a corpus of any size: an index that is written chunk by chunk, and mapped.
+"""BM25 over a corpus of any size: an index that is written chunk by chunk, and memory-mapped.
 
-For each word the documents that have it and what it adds to their scores, one word behind the
-other. The scores are those of `retrieve.BM25`. In memory are, while it is made and while it is
-searched, the different words, and some numbers of each document.
+It stores, word after word, the documents that contain the word and its weight in their scores. The
+scores are those of `retrieve.BM25`. While it is built and searched, only the vocabulary and a few
+numbers per document are in memory.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, splitter
 from ragen_jax.storage.atomic_io import atomic_open, atomic_write, with_retries
 from ragen_jax.storage.writers import map_array, save_array
 
-# Files of an index: of the postings of all words the documents and weights, where each word's
-# start, the words, a line each in their order, and whether their endings are cut off.
+# Files of an index: documents and weights of the postings of all words, where each word's postings
+# start, the words in order (one per line), and whether words are stemmed.
 DOCUMENTS, WEIGHTS, STARTS = "documents.npy", "weights.npy", "starts.npy"
 WORDS, SETTINGS = "words.txt", "bm25.json"
 
 
 def write_words(folder: Path, chunks: Iterator[list[str]], *, stem: bool) -> None:
-    """Writes the index of texts that come in chunks; stem: as `retrieve.BM25` says."""
+    """Write the index of texts that arrive in chunks; `stem` is as in `retrieve.BM25`."""
     split = splitter(stem)
     ids: dict[str, int] = {}
-    frequency_W = np.zeros(0, np.int64)  # documents that have a word
+    frequency_W = np.zeros(0, np.int64)  # number of documents that contain a word
     lengths, pieces = [], []
     for chunk in chunks:
         words = split(chunk)
@@ -36,7 +36,7 @@ def write_words(folder: Path, chunks: Iterator[list[str]], *, stem: bool) -> Non
         length_N = np.array([len(one) for one in words])
         first = sum(map(len, lengths))
         document = np.repeat(np.arange(first, first + len(words)), length_N)
-        # Sorted by word, then by document; as one number each, which sorts fast.
+        # Sort by word, then by document; packed into one number each, which sorts fast.
         pairs, counts = np.unique(np.array(flat, np.int64) << 32 | document, return_counts=True)
         word, document = pairs >> 32, pairs & 0xFFFFFFFF
         frequency_W = np.pad(frequency_W, (0, len(ids) - len(frequency_W)))
@@ -54,12 +54,12 @@ def write_words(folder: Path, chunks: Iterator[list[str]], *, stem: bool) -> Non
 def _join(
     folder: Path, pieces: Sequence[Path], frequency_W: np.ndarray, length_N: np.ndarray
 ) -> None:
-    """Turns pieces of (words, documents, counts) into one list of postings, and deletes them."""
+    """Merge pieces of (words, documents, counts) into one list of postings; delete the pieces."""
     start_W = np.concatenate([np.zeros(1, np.int64), np.cumsum(frequency_W)])
     save_array(folder / STARTS, start_W)
     idf_W = np.log(1 + (len(length_N) - frequency_W + 0.5) / (frequency_W + 0.5))
     norm_N = K1 * (1 - B + B * length_N / max(length_N.mean(), 1e-9))
-    next_W = start_W[:-1].copy()  # where a word's next posting goes
+    next_W = start_W[:-1].copy()  # position of a word's next posting
     postings = int(start_W[-1])
     with contextlib.ExitStack() as stack:
         documents, weights = (
@@ -78,8 +78,8 @@ def _join(
 
 @contextlib.contextmanager
 def _mapped(path: Path, dtype: type, size: int) -> Generator[np.ndarray]:
-    """An array in a file that is written in place."""
-    if not size:  # nothing cannot be mapped
+    """Yield an array in a file that is written in place."""
+    if not size:  # an empty file cannot be mapped
         empty = np.zeros(0, dtype)
         save_array(path, empty)
         yield empty
@@ -90,10 +90,10 @@ def _mapped(path: Path, dtype: type, size: int) -> Generator[np.ndarray]:
 
 
 class Words:
-    """`retrieve.BM25` over the index that `write_words` wrote beside the texts of a folder."""
+    """`retrieve.BM25` over the index that `write_words` wrote to a folder of texts."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ValueError where one of its files is missing or malformed."""
+        """Raise ValueError if a file is missing or malformed."""
         folder = Path(folder).expanduser()
         self._texts = Passages(folder)
         try:

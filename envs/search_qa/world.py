@@ -1,8 +1,8 @@
-"""A generated encyclopedia: things of four kinds, a passage about each, which names others.
+"""A generated encyclopedia: things of four kinds, and a passage about each that names others.
 
 Questions follow the links: "Who is the mayor of the birthplace of Marwyn?" is answered by the
-passage about the birthplace, which is named in the passage about Marwyn alone. The same things have
-other facts in other worlds, so that nothing but reading tells.
+passage about the birthplace, which only the passage about Marwyn names. The same things have
+different facts in different worlds, so that only reading reveals them.
 """
 
 import functools
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ragen_jax.envs.problems import Draws
 
-TAG = 0x5EA2C401  # of the `Draws` of a world
+TAG = 0x5EA2C401  # tag of the `Draws` of a world
 
-# Kind -> relation -> (kind of what it leads to, sentence). A relation has one value and is of one
-# kind alone, and no sentence is read as another's.
+# Kind -> relation -> (kind of its value, sentence). A relation has one value and belongs to one
+# kind, and no sentence can be parsed as another relation's.
 RELATIONS: dict[str, dict[str, tuple[str, str]]] = {
     "person": {
         "birthplace": ("town", "{x} was born in {y}."),
@@ -40,14 +40,14 @@ RELATIONS: dict[str, dict[str, tuple[str, str]]] = {
 KINDS = tuple(RELATIONS)
 KIND_OF = {relation: kind for kind, relations in RELATIONS.items() for relation in relations}
 
-# What no passage is about.
+# Values that no passage is about.
 VALUES = {
     "animal": ("bear", "crane", "deer", "fox", "heron", "lion", "owl", "salmon", "swan", "wolf"),
     "product": ("bells", "boats", "clocks", "glass", "lamps", "paper", "ropes", "soap", "tiles"),
     "crop": ("barley", "beans", "flax", "hops", "lentils", "oats", "rice", "rye", "wheat"),
 }
 
-# A name is one of STARTS and one of its kind's ENDS: one word, which no other thing has.
+# A name is one of STARTS plus one of its kind's ENDS: one word, unique to its thing.
 STARTS = (
     *("Al", "Bar", "Cor", "Dan", "El", "Far", "Gar", "Hal", "Ir", "Jor", "Kal", "Lin", "Mar"),
     *("Nor", "Or", "Per", "Quin", "Ros", "Sel", "Tor", "Ul", "Var", "Wil", "Zan"),
@@ -58,7 +58,7 @@ ENDS = {
     "company": ("corp", "gen", "lab", "line", "mart", "net", "soft", "tek", "tron", "works"),
     "region": ("ania", "avia", "esia", "istan", "land", "mark", "march", "moor", "onia", "shire"),
 }
-MIN_THINGS = 5  # of a kind
+MIN_THINGS = 5  # of each kind
 MAX_THINGS = len(STARTS) * min(len(ends) for ends in ENDS.values())
 MAX_HOPS = 4
 
@@ -72,7 +72,7 @@ class Link:
     y: str
 
     def sentence(self) -> str:
-        """As a passage tells it."""
+        """Return the sentence that a passage has for the fact."""
         return RELATIONS[KIND_OF[self.relation]][self.relation][1].format(x=self.x, y=self.y)
 
 
@@ -82,8 +82,8 @@ class World:
 
     things: kind -> names
     links: thing -> relation -> fact
-    passages: a text about each thing, in the order of `things`; as in wiki-18 the first line is the
-        title in quotation marks
+    passages: a text about each thing, in the order of `things`; as in wiki-18, the first line is
+        the title in quotation marks
     """
 
     things: dict[str, tuple[str, ...]]
@@ -93,8 +93,8 @@ class World:
 
 @functools.lru_cache(maxsize=8)
 def name_things(things: int) -> dict[str, tuple[str, ...]]:
-    """Kind -> so many names, those of fewer things among them."""
-    draws = Draws(0, 0, TAG)  # of no world: each has some things
+    """Return {kind: `things` names}; the names for a smaller number are among them."""
+    draws = Draws(0, 0, TAG)  # no world's draws: each world has at least MIN_THINGS things
     orders = {
         kind: draws.shuffled(start + end for start in STARTS for end in ends)
         for kind, ends in ENDS.items()
@@ -104,9 +104,9 @@ def name_things(things: int) -> dict[str, tuple[str, ...]]:
 
 @functools.lru_cache(maxsize=256)
 def make_world(number: int, things: int) -> World:
-    """World `number`, with so many things of each kind. Pure in both.
+    """Return world `number`, with `things` things of each kind. Pure in both.
 
-    Each relation leads from a thing to another one, each as likely as the others.
+    Each relation leads from a thing to another thing, drawn uniformly.
     """
     draws, names = Draws(number, things, TAG), name_things(things)
     links: dict[str, dict[str, Link]] = {}
@@ -125,8 +125,10 @@ def make_world(number: int, things: int) -> World:
 
 
 def draw_chain(draws: Draws, world: World, hops: int) -> tuple[Link, ...] | None:
-    """One attempt at a chain of facts, each about what the one before leads to; None where it
-    comes to a thing that it was at before, or to one that no passage is about too soon."""
+    """Make one attempt at a chain of facts, each about the value of the previous fact.
+
+    None if the chain returns to a thing, or reaches a value without a passage before its end.
+    """
     kind = KINDS[draws.below(len(KINDS))]
     x = world.things[kind][draws.below(len(world.things[kind]))]
     chain: list[Link] = []
@@ -142,7 +144,7 @@ def draw_chain(draws: Draws, world: World, hops: int) -> tuple[Link, ...] | None
 
 
 def ask(chain: tuple[Link, ...]) -> str:
-    """The question that a chain answers, as "Who is the mayor of the birthplace of Marwyn?"."""
+    """Return a chain's question, such as "Who is the mayor of the birthplace of Marwyn?"."""
     last = chain[-1].relation
     word = "Who" if RELATIONS[KIND_OF[last]][last][0] == "person" else "What"
     relations = " of the ".join(link.relation for link in reversed(chain))
@@ -150,17 +152,17 @@ def ask(chain: tuple[Link, ...]) -> str:
 
 
 def about(chain: tuple[Link, ...]) -> str:
-    """What a question is about: its facts. The same question has others in other worlds."""
+    """Return a question's identity: its facts. They differ between worlds for the same text."""
     return " ".join(link.sentence() for link in chain)
 
 
 def _phrases(sentence: str) -> list[str]:
-    """What stands around the names of a sentence."""
+    """Return the parts of a sentence around its names."""
     return [part for part in sentence.replace("{x}", "|").replace("{y}", "|").split("|") if part]
 
 
 def words(things: int) -> tuple[str, ...]:
-    """Texts that the tiny agent's tokenizer keeps whole: of questions, sentences and names."""
+    """Return texts that the tiny agent's tokenizer keeps whole: from questions and passages."""
     sentences = [sentence for facts in RELATIONS.values() for _, sentence in facts.values()]
     names = [name for names in (*name_things(things).values(), *VALUES.values()) for name in names]
     parts = ["Who is the ", "What is the ", " of the ", " of ", "?", *KIND_OF]

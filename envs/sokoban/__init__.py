@@ -1,5 +1,5 @@
-"""Sokoban: `board` (state and text), `rooms` (generator, splits), `solver`, `sprites` (the look of
-cells), `env` (the rules)."""
+"""Sokoban. Modules: `board` (state and text), `rooms` (generator, splits), `solver`, `sprites`
+(pictures of cells), `env` (the rules)."""
 
 from ragen_jax.envs.sokoban.env import Sokoban
 from ragen_jax.envs.sokoban.rooms import split_of

@@ -1,12 +1,12 @@
-"""The board: state as bit-sets, and its text form.
+"""The board: its state as bit sets, and its text form.
 
-Cells are numbered so that a move is one addition and a whole set of cells moves by one shift:
+Cells are numbered so that a move is one addition, and one shift moves a whole set of cells:
 
     cell(row, column) = (row + 1) * (width + 1) + column        row, column from 0 at the top left
 
-The extra column and the extra row above are never floor. Whatever is not floor blocks, so a shift
-that leaves the grid lands on one of them (or beyond the last row) and is masked away: rooms whose
-border is open are safe too, the outside counts as wall.
+The extra column and the extra row above are never floor. A cell that is not floor blocks, so a
+shift that leaves the grid ends in the extra cells (or beyond the last row) and is masked away.
+Rooms with an open border are therefore safe: the outside counts as wall.
 """
 
 from collections.abc import Iterator
@@ -20,33 +20,33 @@ MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What never changes in an episode. `floor` holds every cell that is not wall."""
+    """The part of a room that is constant in an episode."""
 
     height: int
     width: int
-    floor: int  # bit-set of cells
-    targets: int  # bit-set of cells, a subset of floor
+    floor: int  # bit set of the cells that are not wall
+    targets: int  # bit set of cells, a subset of floor
 
     @property
     def stride(self) -> int:
-        """The distance between a cell and the one below it."""
+        """Difference between the numbers of a cell and the cell below it."""
         return self.width + 1
 
     def cell(self, row: int, column: int) -> int:
         return (row + 1) * (self.width + 1) + column
 
     def position(self, cell: int) -> tuple[int, int]:
-        """(row, column) of a cell."""
+        """Return (row, column) of a cell."""
         row, column = divmod(cell, self.width + 1)
         return row - 1, column
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A position of the game; hashable, two equal positions are equal states."""
+    """A position of the game; hashable, and equal positions are equal states."""
 
     room: Room
-    boxes: int  # bit-set of cells, as many as there are targets
+    boxes: int  # bit set of cells, the same number as of targets
     player: int  # cell
 
     @property
@@ -55,7 +55,7 @@ class State:
 
 
 def cells(bits: int) -> Iterator[int]:
-    """The members of a bit-set, in ascending order (row by row)."""
+    """Yield the members of a bit set, in ascending order (row by row)."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -63,7 +63,7 @@ def cells(bits: int) -> Iterator[int]:
 
 
 def shifts(stride: int) -> tuple[tuple[int, int], ...]:
-    """Per move of MOVES, (left, right): `bits << left >> right` moves a set of cells by it.
+    """Return (left, right) for each move: `bits << left >> right` moves a set of cells.
 
     `bits << right >> left` moves it back.
     """
@@ -71,7 +71,7 @@ def shifts(stride: int) -> tuple[tuple[int, int], ...]:
 
 
 def grid_text(state: State) -> str:
-    """Rows of symbols joined by newlines, none at the end."""
+    """Return the rows of symbols joined by newlines, without a trailing newline."""
     room, boxes, player = state.room, state.boxes, state.player
     floor, targets, stride = room.floor, room.targets, room.width + 1
     rows = []
@@ -92,7 +92,7 @@ def grid_text(state: State) -> str:
 
 
 def parse(text: str) -> State:
-    """The state that `grid_text` wrote. Strict: raises ValueError saying what is wrong and where.
+    """Return the state of a `grid_text`. Strict: raises ValueError with the error and its place.
 
     Rows and columns in messages count from 0 at the top left.
     """

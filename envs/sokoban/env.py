@@ -1,8 +1,8 @@
 """Sokoban for language agents: push every box onto a target.
 
 Rules and rewards follow gym-sokoban (Schrader 2018, github.com/mpSchrader/gym-sokoban) with moves
-that push when a box is in the way: -0.1 an action, +1 for a box pushed onto a target, -1 for one
-pushed off, +10 for the action that solves the room.
+that push when a box is in the way: -0.1 per action, +1 for pushing a box onto a target, -1 for
+pushing a box off, +10 for the action that solves the room.
 """
 
 import functools
@@ -22,7 +22,7 @@ from ragen_jax.envs.types import IMAGE, Observation, Step
 OBSERVATIONS = ("grid", "coordinate", "both", "image")
 
 MAX_BOXES = 8
-# The search for plans longer than DEEP takes at most a second where there are DEEP_BOXES boxes.
+# With DEEP_BOXES boxes, the search for plans longer than DEEP takes at most a second.
 DEEP_BOXES, DEEP = 5, 30
 
 REWARD_ACTION, REWARD_ON, REWARD_OFF, REWARD_SOLVED = -0.1, 1.0, -1.0, 10.0
@@ -51,7 +51,7 @@ is a target, a brown crate is a box, a green crate is a box on a target, a blue 
 middle is you, and the same disc on red is you on a target.""",
 }
 
-# Names of things in a text -> what they name.
+# Name of a thing in a text -> the thing.
 _THINGS = {
     **{"player": "player", "box": "box", "boxes": "box"},
     **{"target": "target", "targets": "target"},
@@ -61,15 +61,16 @@ _THINGS = {
 class Sokoban:
     """Generated Sokoban rooms; see `ragen_jax.envs.types.Environment`.
 
-    size: (rows, columns) with the border of wall, from 3 to 20 each
-    num_boxes: boxes, and targets; at most 8, and more than 5 with plans of at most 30 moves
-    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (a picture
-        alone, for a model that sees: `sprites`)
+    size: (rows, columns) including the border of wall, from 3 to 20 each
+    num_boxes: number of boxes and of targets; at most 8. With more than 5, plans are limited to 30
+        moves
+    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (only a
+        picture, for a model with a vision tower: `sprites`)
     min_solution, max_solution: bounds on the shortest plan of a generated room, in moves
-        (None: no bound; 200 at most)
-    split: "imitation", "train" or "eval": three sets of rooms that share none, even rotated or
-        mirrored; None draws from all
-    tile: pixels along a side of a cell of the picture, from 8 to 64; read with "image" alone
+        (None: no bound; at most 200)
+    split: "imitation", "train" or "eval": three sets of rooms that are disjoint even up to
+        rotation and reflection; None draws from all
+    tile: side of a cell of the picture in pixels, from 8 to 64; used only with "image"
     """
 
     actions = tuple(MOVES)
@@ -100,7 +101,7 @@ class Sokoban:
         # A room is never solved at the start, so its shortest plan has at least one move.
         self.min_solution = 1
         if min_solution is not None:
-            # Longer ones are drawn next to never.
+            # Rooms with longer plans are almost never drawn.
             most = min(2 * self.num_boxes * sum(self.size), MAX_SOLUTION)
             self.min_solution = whole("min_solution", min_solution, least=1, most=most)
         self.max_solution = None
@@ -121,7 +122,7 @@ class Sokoban:
         self.instructions = "\n".join([_RULES, *(_OBSERVATION_RULES[mode] for mode in modes)])
 
     def reset(self, seed: int) -> State:
-        """Room number `seed`, an int in [0, 2**63), of this split and size."""
+        """Return room number `seed`, an int in [0, 2**63), of this split and size."""
         return rooms.generate(
             problem_seed(seed),
             size=self.size,
@@ -132,8 +133,8 @@ class Sokoban:
         )
 
     def render(self, state: State) -> str | Observation:
-        """The observation: the grid, the positions in words, the one above the other, or a picture
-        and no word."""
+        """Return the observation: the grid, the positions in words, the grid above the positions,
+        or only a picture."""
         if self.observation == "image":
             return Observation(IMAGE, (sprites.draw(state, self.tile),))
         if self.observation == "grid":
@@ -143,10 +144,10 @@ class Sokoban:
         return board.grid_text(state) + "\n" + coordinate_text(state)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Move, pushing a box if one is in the way. `rng` is unused: nothing is left to chance.
+        """Move, pushing a box if one is in the way. `rng` is unused: the game is deterministic.
 
-        info: "success" (every box on a target), "moved" (the player moved), "pushed" (and pushed).
-        A state that is already solved earns the final reward no second time.
+        info: "success" (every box is on a target), "moved" (the player moved), "pushed" (and pushed
+        a box). A state that is already solved does not earn the final reward again.
         """
         if action not in MOVES:
             raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
@@ -173,15 +174,15 @@ class Sokoban:
         return Step(after, reward, solved, info)
 
     def identity(self, state: State) -> str:
-        """The grid text, the same for rotated and mirrored rooms."""
+        """Return the canonical grid text, the same for rotated and mirrored rooms."""
         return canonical_grid(board.grid_text(state))
 
     def solve(self, state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
-        """A shortest plan in moves, for imitation; None if there is none (within `max_moves`)."""
+        """Return a shortest plan, for imitation; None if there is none (within `max_moves`)."""
         return solver.solve(state, max_moves)
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: where everything is, as rowcolumn, and its plan.
+        """Return the expert's reasoning: all positions, as row and column digits, and its plan.
 
         For example "player 23 box 33 target 43 plan Down Down".
         """
@@ -198,35 +199,36 @@ class Sokoban:
 
     @property
     def styles(self) -> Mapping[str, Style]:
-        """Ways to think, for `warmstart.styles`."""
+        """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} box{cells}+ target{cells}+ plan( (Up|Down|Left|Right))*"
         return with_grounded(self.explain, thought, "player ")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(positions of player, boxes and targets in `thought` that are so, positions stated).
+        """Return (number of true positions in `thought`, number of positions stated).
 
-        (0, 0) where IMAGE stands for what is so: see `transcribe`.
+        Counts positions of the player, boxes and targets. (0, 0) if the observation holds IMAGE in
+        place of a text: see `transcribe`.
         """
         if IMAGE in observation:
             return 0, 0
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
 
     def transcribe(self, image: np.ndarray) -> str:
-        """`grid_text` of the state that `render` drew, with observation="image"."""
+        """Return `grid_text` of the state that `render` drew, with observation="image"."""
         return read_grid(image, sprites.SPRITES, self.tile)
 
     def parse(self, grid_text: str) -> State:
-        """The state a grid text shows, of any size and number of boxes; strict (ValueError)."""
+        """Return the state of a grid text of any size and number of boxes; strict (ValueError)."""
         return board.parse(grid_text)
 
     def grid_text(self, state: State) -> str:
-        """Rows of `# _ O √ X P S` joined by newlines, none at the end."""
+        """Return rows of `# _ O √ X P S` joined by newlines, without a trailing newline."""
         return board.grid_text(state)
 
 
 def coordinate_text(state: State) -> str:
-    """The state in words, all positions (row, column) from 0 at the top left."""
+    """Return the state in words; all positions are (row, column) from 0 at the top left."""
     room = state.room
 
     def positions(bits: int) -> str:
@@ -239,7 +241,7 @@ def coordinate_text(state: State) -> str:
             bit = 1 << room.cell(row, column)
             inside |= bit * (not edge)
             border |= bit * edge
-    # A parsed room may have an open border; then the border's walls must be told as well.
+    # A parsed room may have an open border; then the border's walls must be listed.
     closed = not border & room.floor
     walls = (inside if closed else inside | border) & ~room.floor
     return "\n".join(
@@ -255,7 +257,7 @@ def coordinate_text(state: State) -> str:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same room
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Where everything is, as `stated_positions` says it."""
+    """Return all positions that an observation shows, in the form of `stated_positions`."""
     grid = grid_lines(observation, board.SYMBOLS)
     shown = coordinate_text(board.parse(grid)) if grid else observation
     return frozenset(stated_positions(shown, _THINGS))

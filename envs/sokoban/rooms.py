@@ -1,8 +1,7 @@
-"""Rooms by reverse play, and which split a room belongs to.
+"""Rooms by reverse play, and the split of a room.
 
-A room is drawn by opening cells at random and keeping one connected piece, putting the boxes on
-their targets, and pulling them away backwards: every pull undone is a push, so the room can always
-be solved.
+To draw a room, open cells at random and keep one connected piece, put the boxes on their targets,
+and pull them away: a reversed pull is a push, so the room can always be solved.
 """
 
 from ragen_jax.envs.problems import MAX_ATTEMPTS, Draws, canonical_grid, split_by_hash
@@ -10,13 +9,13 @@ from ragen_jax.envs.sokoban.board import Room, State, grid_text, shifts
 from ragen_jax.envs.sokoban.solver import solve
 
 # A room keeps at least this much of its interior as floor, and its boxes are pulled up to
-# PULLS_PER_BOX times each. On 6x6 rooms with one box these and the densities in `_carve` give
-# shortest plans of 3 to about 12 moves, and a uniformly random player solves about 5 in 100 rooms
-# within 10 moves.
+# PULLS_PER_BOX times each. On 6x6 rooms with one box, these values and the densities in `_carve`
+# give shortest plans of 3 to about 12 moves, and a uniformly random player solves about 5 in 100
+# rooms within 10 moves.
 LEAST_FLOOR_PERCENT = 45
 PULLS_PER_BOX = 6
 
-TAG = 0x50C0BA11  # of this environment's `Draws`
+TAG = 0x50C0BA11  # tag of this environment's `Draws`
 
 
 def generate(
@@ -28,23 +27,23 @@ def generate(
     max_solution: int | None,
     split: str | None,
 ) -> State:
-    """The first room of attempts 0, 1, ... of `seed` that meets the constraints.
+    """Return the first room of attempts 0, 1, ... of `seed` that meets the constraints.
 
-    `min_solution` and `max_solution` bound the shortest plan, in moves (None: no bound); `split`
-    None takes any. Raises ValueError after MAX_ATTEMPTS.
+    `min_solution` and `max_solution` bound the shortest plan, in moves (None: no bound); with
+    `split` None any split will do. Raises ValueError after MAX_ATTEMPTS.
     """
     for attempt in range(MAX_ATTEMPTS):
         state = draw_room(Draws(seed, attempt, TAG), size, num_boxes)
         if state is None:
             continue
-        # The hash costs a fraction of the search, so it goes first.
+        # The hash costs a fraction of the search, so it is checked first.
         if split is not None and split_of(grid_text(state)) != split:
             continue
         if max_solution is not None:
             plan = solve(state, max_moves=max_solution)
             if plan is not None and len(plan) >= min_solution:
                 return state
-        # Reverse play already proves that there is a plan: only short ones need be ruled out.
+        # Reverse play proves that a plan exists, so only short plans must be ruled out.
         elif solve(state, max_moves=min_solution - 1) is None:
             return state
     raise ValueError(
@@ -55,7 +54,7 @@ def generate(
 
 
 def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | None:
-    """One attempt: a solvable room that is not solved yet; None if too small or unmoved."""
+    """Make one attempt at an unsolved, solvable room; None if it is too small or no box moved."""
     height, width = size
     stride = width + 1
     board_bits = (height + 1) * stride
@@ -72,8 +71,8 @@ def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | No
     for _ in range(1 + draws.below(PULLS_PER_BOX * num_boxes)):
         free = floor & ~boxes
         # Per direction, the cells where the player can stand with a box behind it and a free cell
-        # ahead: it steps ahead and the box follows onto its cell. The four sets are laid end to
-        # end, so that one draw is uniform over all pulls.
+        # ahead: the player steps ahead and the box follows onto its cell. The four sets are
+        # concatenated, so that one draw is uniform over all pulls.
         pulls = 0
         for i, (left, right) in enumerate(steps):
             stands = (boxes << left >> right) & reach & (free << right >> left)
@@ -87,18 +86,18 @@ def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | No
         reach = _reach(stand << left >> right, floor & ~boxes, stride)
     if boxes == targets:
         return None
-    # Wherever the player can walk to, it can walk back from.
+    # The player can walk back from every cell that it can walk to.
     player = draws.member(reach).bit_length() - 1
     return State(Room(height, width, floor, targets), boxes, player)
 
 
 def _carve(draws: Draws, height: int, width: int) -> int:
-    """A connected piece of floor inside a border of wall, as a bit-set.
+    """Return a connected piece of floor inside a border of wall, as a bit set.
 
-    Every interior cell is opened with probability 4, 5 or 6 in 8, the same for the whole room,
-    and the piece that holds a random open cell is kept. Given its density, every layout of open
-    cells is equally likely, which repeats rooms less often than carving by a random walk: that
-    favours compact shapes (measured on 1,500 6x6 rooms: 6 % repeats against 14 %).
+    Every interior cell is opened with probability 4/8, 5/8 or 6/8, the same for the whole room,
+    and the connected piece that holds a random open cell is kept. Given the density, every layout
+    of open cells is equally likely. This repeats rooms less often than carving by a random walk,
+    which favours compact shapes (measured on 1,500 6x6 rooms: 6 % repeats against 14 %).
     """
     stride = width + 1
     interior = 0
@@ -119,7 +118,7 @@ def _carve(draws: Draws, height: int, width: int) -> int:
 
 
 def _reach(player: int, free: int, stride: int) -> int:
-    """The cells of `free` that can be walked to from `player`; all are bit-sets."""
+    """Return the cells of `free` that can be walked to from `player`; all are bit sets."""
     reach, grown = 0, player
     while grown != reach:
         reach = grown
@@ -132,9 +131,9 @@ _LAYOUT = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 
 
 def split_of(text: str) -> str:
-    """The split of a room: a hash of its walls and targets up to symmetry.
+    """Return the split of a room, from a hash of its walls and targets up to symmetry.
 
-    Splits therefore never share a room, and neither does any position reached by playing one:
-    every state of an imitated episode stays in the imitation split.
+    Splits therefore share no room and no position reached by playing a room: every state of an
+    imitated episode stays in the imitation split.
     """
     return split_by_hash("sokoban", canonical_grid(text.translate(_LAYOUT)))

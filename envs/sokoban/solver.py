@@ -1,21 +1,21 @@
 """Shortest plans, by breadth-first search over (boxes, player).
 
-A layer of the search maps each arrangement of the boxes (a bit-set) to the bit-set of player cells
-first reached at that depth, so the player's walking is done for all cells at once, by shifts; only
-pushes are handled one by one.
+A layer of the search maps each arrangement of the boxes (a bit set) to the bit set of player cells
+first reached at that depth, so walking is computed for all cells at once, by shifts; only pushes
+are handled one at a time.
 """
 
 from ragen_jax.envs.sokoban.board import MOVES, Room, State, shifts
 
-Layer = dict[int, int]  # boxes -> player cells, both bit-sets
+Layer = dict[int, int]  # boxes -> player cells, both bit sets
 
 
 def solve(state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
-    """A shortest sequence of moves that puts every box on a target, or None.
+    """Return a shortest sequence of moves that puts every box on a target, or None.
 
     Every action counts, walking or pushing. None means that no plan exists, or none of at most
-    `max_moves` actions. Equal plans are told apart by fixed rules (see `_trace`), so the answer
-    depends on the state alone. An already solved state has the plan ().
+    `max_moves` actions. Fixed rules choose among equally short plans (see `_trace`), so the result
+    depends only on the state. An already solved state has the plan ().
     """
     if state.solved:
         return ()
@@ -57,26 +57,26 @@ def solve(state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
 
 
 def live_cells(room: Room) -> int:
-    """The cells from which a lone box can be pushed to some target, as a bit-set.
+    """Return the cells from which a lone box can be pushed to some target, as a bit set.
 
-    Found by pulling backwards from the targets, by a player that may stand on any floor. A box
-    anywhere else (a corner, say) is lost for good, whatever the others do, so the search may drop
-    it without missing a shortest plan.
+    Found by pulling backwards from the targets, with a player that may stand on any floor. A box
+    on any other cell (a corner, say) can never reach a target, so the search may drop such
+    positions without missing a shortest plan.
     """
     floor, live, grown = room.floor, 0, room.targets
     steps = shifts(room.stride)
     while grown != live:
         live = grown
         for left, right in steps:
-            # A box pushed by this move to a live cell came from one cell back, and the player
-            # stood one further back: both must be floor.
+            # A box pushed by this move to a live cell came from the previous cell, and the player
+            # stood on the cell before that: both must be floor.
             origin = (live << right >> left) & floor
             grown |= origin & floor << left >> right
     return live
 
 
 def _trace(layers: list[Layer], goal: int, steps: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-    """Walk back through the layers from the goal.
+    """Return the plan, found by walking back through the layers from the goal.
 
     Among final player cells the lowest is taken; then, from the last action to the first, the
     earliest move of MOVES that leads there.
@@ -92,7 +92,7 @@ def _trace(layers: list[Layer], goal: int, steps: tuple[tuple[int, int], ...]) -
 def _predecessor(
     layer: Layer, boxes: int, player: int, steps: tuple[tuple[int, int], ...]
 ) -> tuple[str, int, int]:
-    """(action, boxes, player) in `layer` such that the action leads to the given position."""
+    """Return (action, boxes, player) in `layer` whose action leads to the given position."""
     for action, (left, right) in zip(MOVES, steps, strict=True):
         before = player << right >> left
         if layer.get(boxes, 0) & before:

@@ -1,6 +1,7 @@
-"""How the cells of a room look: a sprite for each symbol of its text (`board`).
+"""Pictures of the cells of a room: a sprite for each symbol of its text (`board`).
 
-Each thing has a colour of its own beside its shape: a vision tower may see a few pixels at a time.
+Each thing has its own colour as well as its own shape: a vision tower may see a few pixels at a
+time.
 """
 
 import numpy as np
@@ -84,6 +85,6 @@ SPRITES: dict[str, Sprite] = {
 
 
 def draw(state: State, tile: int) -> np.ndarray:
-    """uint8 [rows * tile, columns * tile, 3]: the room from above."""
+    """Return uint8 [rows * tile, columns * tile, 3]: the room from above."""
     rows = board.grid_text(state).split("\n")
     return draw_grid([[SPRITES[symbol] for symbol in row] for row in rows], tile)

@@ -1,5 +1,5 @@
-"""Sudoku: `grid` (state, units and text), `solver` (singles), `problems` (generator, splits),
-`reading` (answers and thoughts), `env` (the rules)."""
+"""Sudoku. Modules: `grid` (state, units and text), `solver` (singles), `problems` (generator,
+splits), `reading` (answers and reasoning), `env` (the rules)."""
 
 from ragen_jax.envs.sudoku.env import Sudoku
 from ragen_jax.envs.sudoku.problems import split_of

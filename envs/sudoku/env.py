@@ -1,7 +1,8 @@
 """Sudoku for language agents: fill in the empty cells, a few in each answer.
 
-Each right placement earns 0.1 and stays, each wrong one costs 0.1 and changes nothing, and the one
-that completes the grid earns 1 more: as in Sokoban what helps pays at once, the solution most.
+Each right placement earns 0.1 and stays, each wrong placement costs 0.1 and changes nothing, and
+the placement that completes the grid earns 1 more. As in Sokoban, progress is rewarded at once,
+and the solution most.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from ragen_jax.envs.sudoku import grid, problems, reading, solver
 from ragen_jax.envs.sudoku.grid import DIGITS, EMPTY, SIZES, SYMBOLS, UNITS, State
 from ragen_jax.envs.types import Step
 
-MAX_BLANKS = {4: 11, 9: 50}  # with more, grids that singles solve are drawn next to never
+MAX_BLANKS = {4: 11, 9: 50}  # with more, grids that singles solve are almost never drawn
 
 REWARD_RIGHT, REWARD_WRONG, REWARD_SOLVED = 0.1, -0.1, 1.0
 
@@ -37,12 +38,12 @@ class Sudoku:
     An action is an answer, any text, so `actions` is empty. Every problem has one solution and
     yields to naked and hidden singles (`solver`).
 
-    size: 4 (boxes of 2x2) or 9 (of 3x3)
-    blanks: (fewest, most) empty cells of a problem; at most 11 of 4x4 and 50 of 9x9
-    placements: how many placements of an answer are played; those behind them are not read
-    split: "imitation", "train" or "eval": three sets of problems that share none, up to any
-        symmetry of Sudoku; None draws from all. A grid on the way to a solution may be a problem
-        of another split, as it must be where there are as few as of 4x4
+    size: 4 (boxes of 2x2) or 9 (boxes of 3x3)
+    blanks: (fewest, most) empty cells of a problem; at most 11 for 4x4 and 50 for 9x9
+    placements: number of placements of an answer that are played; the rest is ignored
+    split: "imitation", "train" or "eval": three sets of problems that are disjoint up to all
+        symmetries of Sudoku; None draws from all. A grid on the way to a solution may be a problem
+        of another split, which is unavoidable with as few grids as 4x4 has
     """
 
     actions: tuple[str, ...] = ()
@@ -75,9 +76,9 @@ class Sudoku:
         self.instructions: str = _RULES.format(size=self.size, side=side, how_many=how_many)
 
     def reset(self, seed: int) -> State:
-        """Problem number `seed`, an int in [0, 2**63), of this split.
+        """Return problem number `seed`, an int in [0, 2**63), of this split.
 
-        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
+        It is the first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
         MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
@@ -92,13 +93,13 @@ class Sudoku:
         )
 
     def render(self, state: State) -> str:
-        """The observation: the grid."""
+        """Return the observation: the grid."""
         return grid.grid_text(state.cells)
 
     def step(self, state: State, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Plays the placements of an answer, whatever it holds, one by one. `rng` is unused.
+        """Play the placements of an answer of any content, one by one. `rng` is unused.
 
-        info: "success" (the grid is complete), "right" and "wrong" (how many placements were).
+        info: "success" (the grid is complete), "right" and "wrong" (numbers of placements).
         A grid that is already complete earns nothing more.
         """
         if EMPTY not in state.cells:
@@ -124,13 +125,13 @@ class Sudoku:
         return cells[cell] == EMPTY and state.solution[cell] == digit
 
     def identity(self, state: State) -> str:
-        """The grid, the same for rotated and mirrored ones and under other names of the digits."""
+        """Return the grid, the same for rotations, reflections and renamed digits."""
         return problems.identity(state.cells)
 
     def solve(self, state: State) -> tuple[str, ...] | None:
-        """The answers that complete the grid, as few as may be, for imitation; None without.
+        """Return the fewest answers that complete the grid, for imitation; None if none is found.
 
-        What can be seen at once comes first: naked singles, then hidden ones.
+        Placements that can be seen at once come first: naked singles, then hidden singles.
         """
         plan = solver.solve(state.cells)
         if plan is None:
@@ -140,12 +141,12 @@ class Sudoku:
         return tuple("||".join(texts[i : i + size]) for i in range(0, len(texts), size))
 
     def explain(self, state: State, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: around each cell of its plan, and why the digit is its.
+        """Return the expert's reasoning: the surroundings of each cell of its plan, and the reason.
 
-        Of each: its row, column and box, and the digits that fit it. Where that is one, it is the
-        reason; otherwise a unit that needs the digit there or, with "then", what is placed before.
-        For example "r1c2 row 1 . . 4 column . 4 1 3 box 1 . 3 4 leaves 2" and "r1c2 row 1 . . 4
-        column . . . 3 box 1 . . . leaves 2 row needs 2".
+        For each cell: its row, column and box, and the digits that fit it. A single fitting digit
+        is the reason; otherwise it is a unit that needs the digit there or, with "then", the
+        earlier placements. For example "r1c2 row 1 . . 4 column . 4 1 3 box 1 . 3 4 leaves 2" and
+        "r1c2 row 1 . . 4 column . . . 3 box 1 . . . leaves 2 row needs 2".
         """
         thoughts = []
         for answer in plan:
@@ -166,18 +167,19 @@ class Sudoku:
         return " ".join(words)
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(facts about cells in `thought` that are so, facts stated).
+        """Return (number of true facts about cells in `thought`, number of facts stated).
 
-        Facts are what a cell's row, column and box hold, which digits fit it, and which is in it.
+        Facts are the contents of a cell's row, column and box, the digits that fit it, and its
+        digit.
         """
         cells = grid.parse(grid_lines(observation, SYMBOLS))
         claims = reading.stated(thought, self.size)
         return sum(reading.is_so(cells, self.size, claim) for claim in claims), len(claims)
 
     def parse(self, grid_text: str) -> State:
-        """The state that a grid text shows, of this size; strict (ValueError).
+        """Return the state of a grid text of this size; strict (ValueError).
 
-        Only what singles complete can be played.
+        Only grids that singles complete are accepted.
         """
         cells = grid.parse(grid_text)
         plan = solver.solve(cells) if len(cells) == self.size**2 else None
@@ -189,5 +191,5 @@ class Sudoku:
         return State(cells, "".join(solution))
 
     def grid_text(self, state: State) -> str:
-        """Rows of digits and dots, with lines between the boxes, none at the end."""
+        """Return rows of digits and dots, with lines between boxes, without a trailing newline."""
         return grid.grid_text(state.cells)

@@ -1,6 +1,6 @@
-"""Grids of Sudoku: the state, which cells share a unit, and text.
+"""Grids of Sudoku: the state, the cells of a unit, and text.
 
-A grid is a text of its cells, row by row, with "." for an empty one. A cell is an index into it.
+A grid is a text of its cells, row by row, with "." for an empty cell. A cell is an index into it.
 """
 
 import functools
@@ -12,25 +12,25 @@ DIGITS = "123456789"
 SIZES = (4, 9)
 UNITS = ("row", "column", "box")
 
-SYMBOLS = DIGITS + EMPTY + " |-+"  # of what `grid_text` writes
+SYMBOLS = DIGITS + EMPTY + " |-+"  # characters in a `grid_text`
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A grid under way. What is filled in is always right."""
+    """A partly filled grid. All filled-in digits are right."""
 
     cells: str
-    solution: str  # the only one
+    solution: str  # the unique solution
 
     @property
     def size(self) -> int:
-        """Rows, columns and digits."""
+        """Number of rows, of columns and of digits."""
         return math.isqrt(len(self.cells))
 
 
 @functools.cache
 def units(size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """For each cell the cells of its row, of its column and of its box, in reading order."""
+    """Return, for each cell, the cells of its row, its column and its box, in reading order."""
     side = math.isqrt(size)
 
     def names(cell: int) -> tuple[int, int, int]:
@@ -49,7 +49,7 @@ def units(size: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
 
 @functools.cache
 def peers(size: int) -> tuple[tuple[int, ...], ...]:
-    """For each cell the others of its row, column and box."""
+    """Return, for each cell, the other cells of its row, column and box."""
     return tuple(
         tuple(sorted({other for unit in its for other in unit} - {cell}))
         for cell, its in enumerate(units(size))
@@ -57,13 +57,13 @@ def peers(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def name(cell: int, size: int) -> str:
-    """A cell as answers and thoughts call it: r1c2 is in row 1, column 2."""
+    """Return a cell's name in answers and reasoning: r1c2 is in row 1, column 2."""
     row, column = divmod(cell, size)
     return f"r{row + 1}c{column + 1}"
 
 
 def grid_text(cells: str) -> str:
-    """Rows of digits and dots, with lines between the boxes."""
+    """Return rows of digits and dots, with lines between the boxes."""
     size = math.isqrt(len(cells))
     side = math.isqrt(size)
     rows = []
@@ -76,7 +76,7 @@ def grid_text(cells: str) -> str:
 
 
 def separator(size: int) -> str:
-    """The line between two bands of boxes: a + where it crosses the lines of the rows."""
+    """Return the line between two bands of boxes, with a + where it crosses vertical lines."""
     side = math.isqrt(size)
     inner, outer = "-" * (2 * side + 1), "-" * (2 * side)
     return "+".join([outer, *[inner] * (side - 2), outer])
@@ -90,7 +90,7 @@ def is_solved(cells: str) -> bool:
 
 
 def parse(text: str) -> str:
-    """The cells that a grid text shows; strict (ValueError)."""
+    """Return the cells of a grid text; strict (ValueError)."""
     cells = "".join(symbol for symbol in text if symbol in DIGITS + EMPTY)
     size = math.isqrt(len(cells))
     if size not in SIZES or grid_text(cells) != text or not set(cells) <= {EMPTY, *DIGITS[:size]}:

@@ -1,4 +1,4 @@
-"""Problems from seeds, when two are the same, and which split a problem belongs to."""
+"""Problems from seeds, the identity of a problem, and its split."""
 
 import math
 from collections import Counter
@@ -7,14 +7,14 @@ from ragen_jax.envs.problems import Draws, grid_images, split_by_hash
 from ragen_jax.envs.sudoku.grid import DIGITS, EMPTY, UNITS, State, peers, units
 from ragen_jax.envs.sudoku.solver import is_single
 
-TAG = 0x50D0C017  # of this environment's `Draws`
+TAG = 0x50D0C017  # tag of this environment's `Draws`
 
 
 def draw_problem(draws: Draws, *, size: int, blanks: tuple[int, int]) -> State | None:
-    """One attempt: a full grid, emptied cell by cell; None where too few could be.
+    """Make one attempt: a full grid, emptied cell by cell; None if too few cells can be emptied.
 
-    A cell is emptied only if its digit is then a single. Filled in again in the other direction,
-    each is one, so that the solution is the only one and nothing needs to be guessed.
+    A cell is emptied only if its digit is then a single. Filled in again in reverse order, every
+    digit is a single, so the solution is unique and needs no guessing.
 
     blanks: (fewest, most) cells emptied, inclusive
     """
@@ -31,12 +31,12 @@ def draw_problem(draws: Draws, *, size: int, blanks: tuple[int, int]) -> State |
 
 
 def full_grid(draws: Draws, size: int) -> str:
-    """A full grid: the cell that the fewest digits fit gets any of them, again and again.
+    """Return a full grid: repeatedly, the cell with the fewest fitting digits gets any of them.
 
-    Every grid can be drawn, though not each as often.
+    Every grid can be drawn, though not with equal probability.
     """
     around = peers(size)
-    fits = [(1 << size) - 1] * (size * size)  # of each empty cell, bit i for digit i + 1
+    fits = [(1 << size) - 1] * (size * size)  # for each empty cell, bit i for digit i + 1
     grid = [0] * (size * size)
 
     def fill() -> bool:
@@ -63,12 +63,13 @@ def full_grid(draws: Draws, size: int) -> str:
 
 
 def identity(cells: str) -> str:
-    """The grid, the same for rotated and mirrored ones and under other names of the digits.
+    """Return the grid, the same for rotations, reflections and renamed digits.
 
-    The lexicographic minimum of the eight images with digits named in the order of their first
-    appearance. Rows of a band, bands, columns and stacks may be exchanged as well. Grids that
-    differ in that have identities of their own: up to all symmetries only 3,432 of 4x4 with four to
-    eight empty cells are left, too few to evaluate on a fifth of them. But they are in one split.
+    It is the lexicographic minimum of the eight images, with digits named in the order of their
+    first appearance. Sudoku has more symmetries: rows of a band, bands, columns of a stack and
+    stacks may be exchanged. Grids that differ by those have different identities: up to all
+    symmetries only 3,432 4x4 grids with four to eight empty cells are left, too few to evaluate on
+    a fifth of them. They are, however, in the same split.
     """
     size = math.isqrt(len(cells))
     rows = "\n".join(cells[i : i + size] for i in range(0, len(cells), size))
@@ -81,16 +82,16 @@ def _renamed(text: str) -> str:
 
 
 def split_of(state: State) -> str:
-    """The split of a problem: a hash of what no symmetry of Sudoku changes."""
+    """Return the split of a problem, from a hash that no symmetry of Sudoku changes."""
     return split_by_hash("sudoku", invariant(state.cells))
 
 
 def invariant(cells: str) -> str:
-    """What exchanges of rows, bands, columns, stacks, digits and of rows for columns leave alone.
+    """Return an invariant of exchanges of rows, bands, columns, stacks, digits, and transposition.
 
-    For every given digit, how many are given in its row and column, in its box, and of its kind;
-    sorted. Grids that are one up to symmetry have it in common, and a few others do, too: a
-    canonical form would tell all apart, but of 9x9 grids it is the minimum of millions of images.
+    For every given digit it counts the digits given in its row and column, in its box, and of its
+    kind; sorted. Grids that are equal up to symmetry share it, as do a few other grids: a canonical
+    form would distinguish all, but for 9x9 grids it is the minimum of millions of images.
     """
     size = math.isqrt(len(cells))
     of_digit = Counter(cells)

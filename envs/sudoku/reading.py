@@ -1,30 +1,30 @@
-"""What answers and thoughts say about cells: placements, and facts that can be checked."""
+"""Parsing of answers and reasoning about cells: placements, and facts that can be checked."""
 
 import re
 
 from ragen_jax.envs.sudoku.grid import EMPTY, UNITS, units
 from ragen_jax.envs.sudoku.solver import Placement, candidates
 
-MAX_TEXT = 1000  # characters of an answer: all placements of a grid, with room
+MAX_TEXT = 1000  # characters of an answer: enough for all placements of a grid
 
-# "r1c2=3" and "row 1, column 2: 3", or "1,2,3" and "(1, 2) = 3": nothing else.
+# Only these forms: "r1c2=3" and "row 1, column 2: 3", or "1,2,3" and "(1, 2) = 3".
 _NAMED = r"r(?:ow)?\s*([0-9])[\s,]*c(?:ol(?:umn)?)?\s*([0-9])\s*(?:=|:|,|\bis\b)?\s*([0-9])"
 _LISTED = r"\(?\s*([0-9])\s*,\s*([0-9])\s*\)?\s*[=:,]\s*([0-9])\s*\)?"
 _PLACEMENT = re.compile(f"{_NAMED}|{_LISTED}", re.IGNORECASE | re.ASCII)
 _BETWEEN = re.compile(r"\|\||[;\n]")
 
-# A cell, then what its units hold, cell by cell, or which digits fit it, or its digit: "r1c2 row
-# 1 . 3 4 leaves 2", "r1c1 is 1". Anything else ends the claim, so that "r1c2=3" states no fact.
+# A cell, then the contents of its units, the digits that fit it, or its digit: "r1c2 row 1 . 3 4
+# leaves 2", "r1c1 is 1". Anything else ends the claim, so "r1c2=3" states no fact.
 _LIST = r"[1-9.](?: [1-9.])*(?![0-9])"
 _FACT = rf"[\s:,;]+(row|column|box|leaves|is)\s+({_LIST})"
 _CLAIM = re.compile(rf"\br([1-9])c([1-9])((?:{_FACT})+)", re.IGNORECASE | re.ASCII)
 _FACTS = re.compile(_FACT, re.IGNORECASE | re.ASCII)
 
-Claim = tuple[int, str, str]  # a cell, what is said of it, digits and dots
+Claim = tuple[int, str, str]  # a cell, the kind of fact, digits and dots
 
 
 def placements(answer: str, size: int) -> list[Placement | None]:
-    """The placements of an answer in order; None for a part that is none, or out of the grid.
+    """Return an answer's placements in order; None for a part that is invalid or off the grid.
 
     They are separated by ||, semicolons or line ends. Never raises, whatever `answer` holds.
     """
@@ -45,7 +45,7 @@ def _placement(text: str, size: int) -> Placement | None:
 
 
 def stated(thought: str, size: int) -> list[Claim]:
-    """The facts that a text states, in order; -1 for a cell that is out of the grid."""
+    """Return the facts that a text states, in order; -1 for a cell that is off the grid."""
     claims = []
     for match in _CLAIM.finditer(thought):
         row, column = int(match[1]), int(match[2])
@@ -56,7 +56,7 @@ def stated(thought: str, size: int) -> list[Claim]:
 
 
 def is_so(cells: str, size: int, claim: Claim) -> bool:
-    """Whether a grid bears out a claim."""
+    """Whether a claim is true of a grid."""
     cell, about, listed = claim
     if cell < 0:
         return False
@@ -68,5 +68,5 @@ def is_so(cells: str, size: int, claim: Claim) -> bool:
 
 
 def spelt(cells: str, unit: tuple[int, ...]) -> str:
-    """The cells of a unit in reading order: "1 . 3 4"."""
+    """Return the cells of a unit in reading order: "1 . 3 4"."""
     return " ".join(cells[cell] for cell in unit)

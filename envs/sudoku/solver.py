@@ -1,8 +1,8 @@
-"""Sudoku by singles: the placements that follow from one look at the rows, columns and boxes.
+"""Sudoku by singles: placements that follow directly from rows, columns and boxes.
 
 A naked single is a cell that only one digit fits; a hidden single is a digit that fits only one
-cell of a unit. Neither guesses, so what they fill in is right in every solution, and a grid that
-they complete has no second one.
+cell of a unit. Neither is a guess, so the digits that they fill in are right in every solution, and
+a grid that they complete has a unique solution.
 """
 
 import math
@@ -14,10 +14,10 @@ Placement = tuple[int, str]  # cell, digit
 
 
 def solve(cells: str) -> list[Placement] | None:
-    """The placements that complete a grid, those that can be seen at once first.
+    """Return the placements that complete a grid, those that can be seen at once first.
 
-    Round by round: all naked singles of the grid as it is then or, where there is none, all hidden
-    ones. None where that does not lead to a right grid.
+    Each round fills in all naked singles of the current grid or, if there are none, all hidden
+    singles. None if that does not lead to a right grid.
     """
     grid, plan = list(cells), []
     while EMPTY in grid:
@@ -39,14 +39,14 @@ def solve(cells: str) -> list[Placement] | None:
 
 
 def candidates(cells: Sequence[str], cell: int) -> str:
-    """The digits that no other cell of the cell's row, column and box holds, in order."""
+    """Return the digits, in order, that are not in the cell's row, column or box."""
     size = math.isqrt(len(cells))
     taken = {cells[peer] for peer in peers(size)[cell]}
     return "".join(digit for digit in DIGITS[:size] if digit not in taken)
 
 
 def hidden_in(cells: Sequence[str], cell: int, digit: str) -> str | None:
-    """The first of the empty cell's row, column and box in which `digit` fits no other cell."""
+    """Return the first of the empty cell's units in which `digit` fits no other cell."""
     around = peers(math.isqrt(len(cells)))
     for kind, unit in zip(UNITS, units(math.isqrt(len(cells)))[cell], strict=True):
         if not any(

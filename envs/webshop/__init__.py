@@ -1,6 +1,6 @@
-"""WebShop: `catalogue` (products), `goals` (what buyers want), `search`, `shop` (the three of them
-together), `files` (the data set's) and `kept` (what is kept of them), `pages` (what is shown),
-`reward` (the published rule), `expert`, `env` (the rules)."""
+"""WebShop. Modules: `catalogue` (products), `goals` (of buyers), `search`, `shop` (combines the
+three), `files` (of the data set), `kept` (their cache), `pages` (as text), `reward` (the published
+rule), `expert`, `env` (the rules)."""
 
 from ragen_jax.envs.webshop.env import WebShop
 

@@ -1,4 +1,4 @@
-"""Products, and a generated catalogue of them: the shop that is played without any file."""
+"""Products, and a generated catalogue of products: the shop that needs no files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,22 +6,23 @@ from typing import Protocol
 
 from ragen_jax.envs.problems import Draws
 
-TAG = 0xC0117D0B  # of this environment's `Draws`
-# Attempts of a stream: what a product is, its price in a range, the price caps of its goals, and
-# the options of a kind of product.
+TAG = 0xC0117D0B  # tag of this environment's `Draws`
+# Values of `attempt` that separate streams: the product itself, its price within a range, the price
+# caps of its goals, and the options of a kind of product.
 _SHELF, _PRICE, _CAPS, _RANGE = range(4)
 
-MAX_PRODUCTS = 1_000_000  # of a generated catalogue: as many names as there are
-MAX_OPTIONS = 2  # of a generated product
+MAX_PRODUCTS = 1_000_000  # maximum size of a generated catalogue, limited by the number of names
+MAX_OPTIONS = 2  # maximum number of options of a generated product
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody who wants a product asks for.
+    """A buyer's request for a product.
 
-    text: the instruction. attributes: what it must have
-    options: the values to choose, as people wrote them; None: whatever there is to choose, so that
-        each way to choose all options is a goal of its own
+    text: the instruction
+    attributes: attributes that the product must have
+    options: the values to choose, as people wrote them; None: any values, so that each combination
+        of the product's options is a separate goal
     """
 
     text: str
@@ -31,18 +32,18 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What the shop knows of a product.
+    """A product of the shop.
 
-    asin: its name, as pages show it: up to 10 characters
-    title, description, bullets: what it says of itself
-    attributes: what is known of it, whether it says so or not
-    options: (name, values) of each choice that a buyer has, in lower case
-    price, tag: dollars that it costs, and what pages show, which may be a range
-    category, query, product_category: its department, the search that found it, and its place as
-        "A › B › C"
-    wishes: of those who want it
-    nouns: of its title in lower case, repeated ones included, where they are known
-    row: of the file that it is from, or its number
+    asin: its id, as pages show it: up to 10 characters
+    title, description, bullets: its texts
+    attributes: its known attributes, even if its texts do not mention them
+    options: (name, values) of each option that a buyer can choose, in lower case
+    price, tag: price in dollars, and the price as pages show it, which may be a range
+    category, query, product_category: its department, the search that found it, and its category
+        path as "A › B › C"
+    wishes: requests of buyers who want it
+    nouns: nouns of its title in lower case, with repetitions; None if unknown
+    row: row of the file that it is from, or its number
     """
 
     asin: str
@@ -62,7 +63,7 @@ class Product:
 
 
 class Products(Protocol):
-    """Products by their places, from 0."""
+    """Products by index, from 0."""
 
     def __len__(self) -> int: ...
 
@@ -71,11 +72,11 @@ class Products(Protocol):
 
 @dataclass(frozen=True)
 class Department:
-    """What products of a kind have in common.
+    """The common properties of products of a department.
 
     place: the first two names of their `product_category`
-    kinds: what they are, each a search of its own
-    attributes: what may be said of any of them
+    kinds: kinds of product, each a separate search
+    attributes: attributes that any of them may have
     options: name -> values
     """
 
@@ -85,8 +86,8 @@ class Department:
     options: dict[str, tuple[str, ...]]
 
 
-# The published rule of options maps each value to the first colour word that is anywhere in it
-# ("tan" in "standard") and then misses it: values here are colours, or hold none.
+# The published rule for options maps each value to the first colour word anywhere in it ("tan" in
+# "standard") and then misses the value. The values here are therefore colours, or contain none.
 _COLORS = ("red", "blue", "green", "black", "white", "purple", "silver", "pink")
 _SIZES = ("small", "medium", "large", "huge")
 
@@ -150,19 +151,21 @@ LEAST_PRICE, MOST_PRICE = 10, 99  # whole dollars
 def generate_catalogue(
     products: int = 1000, *, seed: int = 0, options: int = MAX_OPTIONS
 ) -> tuple[Product, ...]:
-    """The products of `generated_products`."""
+    """Return the products of `generated_products`."""
     return tuple(generated_products(products, seed=seed, options=options))
 
 
 def generated_products(products: int, *, seed: int, options: int) -> Iterator[Product]:
-    """A catalogue of its own making: a pure function of the arguments.
+    """Yield a generated catalogue: a pure function of the arguments.
 
-    A title tells two of a product's three attributes, which are those that its buyer asks for; the
-    first bullet tells the third. All products of a kind come in the same colours, sizes and so on,
-    so that whether one fits can be seen before it is looked at.
+    A title contains two of a product's three attributes, those that its buyer asks for; the first
+    bullet contains the third. All products of a kind have the same colours, sizes and so on, so
+    the results page already shows whether a product fits.
 
-    products: how many, up to MAX_PRODUCTS. seed: of all that is drawn, in [0, 2**63). options: how
-    many choices a product has at most, up to MAX_OPTIONS; it has at least one less
+    products: number of products, up to MAX_PRODUCTS
+    seed: seed of all draws, in [0, 2**63)
+    options: maximum number of options of a product, up to MAX_OPTIONS; it has this number or one
+        less
     """
     names = tuple(DEPARTMENTS)
     ranges = {}
@@ -198,7 +201,7 @@ def generated_products(products: int, *, seed: int, options: int) -> Iterator[Pr
 def _options(
     department: Department, draws: Draws, most: int
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Two or three values of as many choices as are drawn."""
+    """Return a random number of options, with two or three values each."""
     names = list(department.options)[:most]
     count = max(most - 1, 0) + draws.below(2) if most else 0
     return tuple(
@@ -208,27 +211,27 @@ def _options(
 
 
 def draw_price(low: float, high: float, *, seed: int, row: int) -> float:
-    """A price in a range, of the product in a row of its file."""
+    """Return a price within a range for the product in a row of its file."""
     return low + (high - low) * _stream(seed, row, _PRICE).below(2**53) / 2**53
 
 
 def cap_draws(seed: int, row: int) -> Draws:
-    """The draws of the price caps of a product's goals."""
+    """Return the draws for the price caps of a product's goals."""
     return _stream(seed, row, _CAPS)
 
 
 def _stream(seed: int, row: int, attempt: int) -> Draws:
-    """Draws about the product in a row of a catalogue, which others' draws do not move."""
+    """Return draws for the product in a row of a catalogue, independent of other products."""
     return Draws(seed, attempt | row << 2, TAG)
 
 
 def generated_words() -> tuple[str, ...]:
-    """Texts of the generated catalogue that are one token each to the tiny agent."""
+    """Return texts of the generated catalogue that are one token each for the tiny agent."""
     departments = DEPARTMENTS.values()
     attributes = dict.fromkeys(a for d in departments for a in d.attributes)
     values = dict.fromkeys(v for d in departments for x in d.options.values() for v in x)
     return (
-        *(f"{pair:02d}" for pair in range(100)),  # of names and prices
+        *(f"{pair:02d}" for pair in range(100)),  # for ids and prices
         *(word for a in attributes for word in (a, f" {a}")),
         *(word for v in values for word in (v, f" {v}")),
         *(f" {kind}" for d in departments for kind in d.kinds),

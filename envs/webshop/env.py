@@ -1,7 +1,7 @@
-"""WebShop for language agents (Yao et al. 2022), in process: search a shop, choose and buy.
+"""WebShop for language agents (Yao et al. 2022), within the process: search a shop, choose and buy.
 
-The rules are those of the text mode of princeton-nlp/WebShop, the goals' splits those of RAGEN's
-wrapper of it; where ours depart it says so. Sources are in the files that hold the rules.
+The rules are those of the text mode of princeton-nlp/WebShop, the splits of goals those of RAGEN's
+wrapper; deviations are noted where they occur. The files that hold the rules name their sources.
 """
 
 import functools
@@ -21,7 +21,7 @@ from ragen_jax.envs.webshop.pages import Layout, Visit
 from ragen_jax.envs.webshop.shop import Shop, generated_shop
 
 MAX_PER_PAGE = search.FOUND
-MAX_QUERY = 1000  # characters that are searched for; the rest is left out
+MAX_QUERY = 1000  # characters of a query that are used
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]")
 
@@ -45,24 +45,24 @@ class WebShop:
 
     An action is any text, so `actions` is empty.
 
-    products: of the generated catalogue
-    catalogue_seed: of its products and of the price caps of the goals
-    options: how many choices (color, size, ...) a generated product has at most, 0 to 2; it has at
-        least one less
-    per_page: products on a page of results
+    products: number of products of the generated catalogue
+    catalogue_seed: seed of its products and of the price caps of the goals
+    options: maximum number of options (color, size, ...) of a generated product, 0 to 2; it has
+        this number or one less
+    per_page: products per page of results
     show_attributes: whether a product's page has a button that shows its attributes
-    show_choices: whether a page is followed by the actions that it has, as RAGEN shows it
-    show_clicked: whether a product's page tells the options chosen. A page of WebShop's text mode
-        does not; who sees one turn at a time needs it
-    binary: whether a purchase earns 1 where the published rule gives 1 and 0 else (the released
-        RAGEN), or what that rule gives (the paper)
+    show_choices: whether a page is followed by its available actions, as RAGEN shows it
+    show_clicked: whether a product's page lists the options chosen. A page of WebShop's text mode
+        does not; an agent that sees one turn at a time needs it
+    binary: whether a purchase earns 1 only if the published rule gives 1, and else 0 (as in the
+        released RAGEN), or the published rule's value (as in the paper)
     path, attributes_path: the data set's files of products (items_shuffle*.json) and of their
-        attributes (items_ins_v2*.json); products and options then have no part
-    instructions_path: its file of what people asked for (items_human_ins.json); None: goals are
-        made of the attributes' file, as in the released runs
+        attributes (items_ins_v2*.json); products and options are then unused
+    instructions_path: its file of people's requests (items_human_ins.json); None: goals are made
+        from the attributes file, as in the released runs
     nouns_path: JSON object asin -> list of the nouns of its title, for the reward; None: the words
-        of titles stand for them (`reward.title_words`)
-    split: "imitation", "train" or "eval": three sets of goals that share none; of the files RAGEN's
+        of titles take their place (`reward.title_words`)
+    split: "imitation", "train" or "eval": three disjoint sets of goals; for the files, RAGEN's
         test, training and validation goals; None: all of them
     """
 
@@ -111,7 +111,7 @@ class WebShop:
             )
 
     def _opened(self, **given: str | Path | None) -> Shop:
-        """The shop of the files that are given, or the generated one."""
+        """Return the shop of the given files, or the generated shop."""
         for name, path in given.items():
             file_name(name, path)
         products, attributes, instructions, nouns = given.values()
@@ -127,7 +127,7 @@ class WebShop:
         return generated_shop(self.products, self.catalogue_seed, self.options)
 
     def given(self) -> Iterator[tuple[int, str, Visit]]:
-        """(row, split, state) of each goal of the files, in the order of their products."""
+        """Yield (row, split, state) of each goal of the files, in the order of their products."""
         if self.path is None:
             return
         split_of = np.empty(len(self.shop.goals), np.int8)
@@ -139,16 +139,16 @@ class WebShop:
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """Of the generated catalogue, its pages, and what the expert thinks."""
+        """Words of the generated catalogue, its pages, and the expert's reasoning."""
         return (*catalogue.generated_words(), *expert.WORDS)
 
     def reset(self, seed: int) -> Visit:
-        """The first page of goal `seed`, an int in [0, 2**63), of this split, round and round."""
+        """Return the first page of goal `seed`, an int in [0, 2**63), modulo the split's goals."""
         number = self._goals[problem_seed(seed) % len(self._goals)]
         return Visit(self.shop.goals[int(number)])
 
     def render(self, state: Visit) -> str:
-        """The page, between what was clicked and what can be, if they are shown."""
+        """Return the page, with the chosen options and the available actions if configured."""
         lines = [pages.page_text(self.shop, state, self._layout)]
         if self.show_clicked and state.page == pages.ITEM and state.options:
             chosen = ", ".join(value for _, value in state.options)
@@ -159,9 +159,9 @@ class WebShop:
         return "\n".join(lines)
 
     def choices(self, state: Visit) -> tuple[str, ...]:
-        """The actions that a page has, for showing; "search[<content>]" stands for any search.
+        """Return the actions of a page, for display; "search[<content>]" stands for any search.
 
-        "click[next >]" is left out where a page of results is empty, as RAGEN does it, but works.
+        As in RAGEN, "click[next >]" is not listed if a page of results is empty, although it works.
         """
         if state.page == pages.START:
             return ("search[<content>]",)
@@ -171,13 +171,13 @@ class WebShop:
         return tuple(f"click[{label}]" for label in labels)
 
     def step(self, state: Visit, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Does what an action says, whatever it holds. `rng` is unused.
+        """Apply an action of any content. `rng` is unused.
 
-        What the page does not have changes nothing and earns nothing. The rest is lower-cased
-        first, so that capitals never matter.
+        An action that the page does not have changes nothing and earns nothing. Arguments are
+        lower-cased first, so case never matters.
 
-        info: "success" (the purchase is worth 1 by the published rule), "valid" (the page has the
-        action) and, of a purchase, "raw_reward", "type", "attributes", "options" and "price".
+        info: "success" (the published rule gives the purchase 1), "valid" (the page has the
+        action) and, for a purchase, "raw_reward", "type", "attributes", "options" and "price".
         """
         kind, argument = _read(action)
         if kind == "search" and state.page == pages.START and argument:
@@ -191,7 +191,7 @@ class WebShop:
         return Step(self._click(state, argument), 0.0, False, {"success": False, "valid": True})
 
     def _click(self, state: Visit, label: str) -> Visit:
-        """Where a label that the page has leads. A button counts before a value of its name."""
+        """Return the state after clicking a label of the page; buttons precede equal values."""
         on_item = state.page == pages.ITEM
         if label == pages.BACK:
             return Visit(state.goal)
@@ -206,7 +206,7 @@ class WebShop:
         if on_item and label in pages.SUB_PAGES:
             return replace(state, page=label)
         if on_item:
-            # Of two options that share a value, the last on the page is the one that is clicked.
+            # If two options share a value, the click selects the last option on the page.
             offered = self.shop.products[state.place].options
             name = [name for name, values in offered if label in values][-1]
             return replace(state, options=tuple({**dict(state.options), name: label}.items()))
@@ -231,23 +231,23 @@ class WebShop:
         return Step(replace(state, page=pages.BOUGHT), paid, True, info)
 
     def identity(self, state: Visit) -> str:
-        """What is wanted: product, attributes and options, in whatever words."""
+        """Return the wanted product, attributes and options, whatever the wording."""
         return identity(state.goal)
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(facts told in `thought`, as `explain` does, that a page shows; facts told)."""
+        """Return (number of facts in `thought` that a page shows, number of facts stated)."""
         return expert.grounded(observation, thought)
 
     def solve(self, state: Visit) -> tuple[str, ...] | None:
-        """The way to buy what fits by its title, as it is wanted; None if no search finds it.
+        """Return the way to buy a product whose title fits; None if no search finds one.
 
-        From a product's page with an option chosen that the goal does not name, through the
-        results, since options cannot be unchosen.
+        If an option is chosen that the goal does not name, the way leads back through the results,
+        since options cannot be deselected.
         """
         return expert.plan(self.shop, state, self._layout)
 
     def explain(self, state: Visit, plan: Sequence[str]) -> str:
-        """What an imitated expert thinks: what it looks for, and what it clicks next.
+        """Return the expert's reasoning: the product that it looks for, and its next click.
 
         For example "find slim fit hand made shirt", "find slim fit hand made shirt below 40.00
         take b00117 Nova hand made slim fit shirt", "find slim fit hand made shirt below 40.00 so
@@ -257,9 +257,9 @@ class WebShop:
 
 
 def _read(action: str) -> tuple[str, str]:
-    """(search or click, its argument in lower case) of an action; ("", "") of anything else.
+    """Return (search or click, argument in lower case) of an action; ("", "") for other text.
 
-    Unlike WebShop's own pattern, a label may hold brackets.
+    Unlike in WebShop's pattern, a label may contain brackets.
     """
     found = _ACTION.match(action)
     return (found[1], found[2].lower()) if found else ("", "")

@@ -1,4 +1,4 @@
-"""How it is done: the way to a product that fits, and what an expert thinks on it."""
+"""The expert: its way to a product that fits, and its reasoning."""
 
 import re
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ _CLAIM = re.compile(
 )
 _INSTRUCTION = re.compile(r"Instruction: \[SEP\] (.*?)(?: \[SEP\]|$)", re.DOTALL)
 _CLICKED = re.compile(r"^You have clicked (.*)\.$", re.MULTILINE)
-MAX_THOUGHT = 10_000  # characters that are checked
+MAX_THOUGHT = 10_000  # characters of reasoning that are checked
 
 
 def query(shop: Shop, visit: Visit) -> str:
-    """What the expert searches for: the attributes asked for, and what the product is."""
+    """Return the expert's search: the attributes asked for, and the kind of product."""
     product = shop.products[visit.goal.place]
     return " ".join((*visit.goal.attributes, product.query))
 
 
 def choices(product: Product, goal: Goal) -> dict[str, str] | None:
-    """Option name -> value, of what is to be chosen of a product; None if it has not all of it.
+    """Return {option name: value} to choose for a product; None if it lacks a wanted pair.
 
-    Values that people wrote and that no product is bound to have are chosen where they are offered.
+    Values that people wrote, which a product need not have, are chosen if they are offered.
     """
     offered, chosen = dict(product.options), {}
     for option in goal.options:
@@ -57,7 +57,7 @@ def choices(product: Product, goal: Goal) -> dict[str, str] | None:
 
 
 def fits(shop: Shop, place: int, goal: Goal) -> bool:
-    """Whether the expert takes a product: the one in mind, or one that is as good by its title."""
+    """Whether the expert takes a product: the goal's product, or one whose title fits as well."""
     if place == goal.place:
         return True
     product, wanted = shop.products[place], shop.products[goal.place]
@@ -71,7 +71,7 @@ def fits(shop: Shop, place: int, goal: Goal) -> bool:
 
 
 def plan(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
-    """The actions from a visit to a purchase that fits; () behind a purchase."""
+    """Return the actions from a visit to a purchase that fits; () after a purchase."""
     if visit.page == pages.BOUGHT:
         return ()
     if visit.page == pages.START:
@@ -80,7 +80,7 @@ def plan(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
         return _from_results(shop, visit, layout) or _again(shop, visit, layout)
     choose = choices(shop.products[visit.place], visit.goal) or {}
     clicked = dict(visit.options)
-    # Options cannot be unchosen.
+    # Options cannot be deselected.
     if fits(shop, visit.place, visit.goal) and set(clicked) <= set(choose):
         missing = [value for name, value in choose.items() if clicked.get(name) != value]
         back = () if visit.page == pages.ITEM else (_click(pages.PREVIOUS),)
@@ -97,13 +97,13 @@ def _click(label: str) -> str:
 
 
 def _again(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
-    """By another search."""
+    """Return the actions through a new search; None if no search finds a product that fits."""
     way = _from_start(shop, Visit(visit.goal), layout)
     return None if way is None else (_click(pages.BACK), *way)
 
 
 def _from_start(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
-    """The first search that finds what fits: by the instruction, or by the whole title."""
+    """Return the actions of the first search that finds a fit: by `query`, or by the title."""
     for text in (query(shop, visit), shop.products[visit.goal.place].title.lower()):
         way = _from_results(shop, Visit(visit.goal, pages.RESULTS, text), layout)
         if way is not None:
@@ -112,9 +112,9 @@ def _from_start(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | N
 
 
 def _from_results(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
-    """From a page of results; None where nothing of the first that are found fits.
+    """Return the actions from a page of results; None if none of the products found fits.
 
-    To the nearest page that has something, and there to the first.
+    They lead to the nearest page with a product that fits, and to the first such product there.
     """
     found = shop.find(visit.query)[:FOUND].tolist()
     fitting = [rank for rank, place in enumerate(found) if fits(shop, place, visit.goal)]
@@ -132,7 +132,7 @@ def _from_results(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] |
 
 
 def thought(shop: Shop, visit: Visit, layout: Layout, way: Sequence[str]) -> str:
-    """What the expert thinks before it follows `way`."""
+    """Return the expert's reasoning before it follows `way`."""
     label = way[0].partition("[")[2].removesuffix("]") if way else ""
     looked_for = f"find {query(shop, visit)}"
     if visit.page == pages.START:
@@ -154,10 +154,11 @@ def thought(shop: Shop, visit: Visit, layout: Layout, way: Sequence[str]) -> str
 
 
 def grounded(observation: str, thought: str) -> tuple[int, int]:
-    """(facts told in `thought`, as `thought()` does, that a page shows; facts told).
+    """Return (number of facts in `thought` that a page shows, number of facts stated).
 
-    Each word behind "find" and each value behind "want" is in the instruction, and so is the price
-    behind "below"; each value behind "have" was clicked.
+    Facts are stated as in `thought()`. Each word after "find" and each value after "want" must be
+    in the instruction, as must the price after "below"; each value after "have" must have been
+    clicked.
     """
     told = _INSTRUCTION.search(observation)
     instruction = told[1].lower() if told else ""

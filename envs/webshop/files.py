@@ -1,9 +1,9 @@
-"""The data set's files, read in one pass that keeps no more than a product at a time.
+"""The data set's files, read in one pass with at most one product in memory.
 
     products      items_shuffle*.json     list of products
-    attributes    items_ins_v2*.json      asin -> attributes, and what a synthetic buyer asks for
-    instructions  items_human_ins.json    asin -> what people asked for
-    nouns         a file of one's own     asin -> the nouns of the title, as a tagger finds them
+    attributes    items_ins_v2*.json      asin -> attributes, and a synthetic buyer's request
+    instructions  items_human_ins.json    asin -> people's requests
+    nouns         a file of the user's    asin -> nouns of the title, as a tagger finds them
 
 The rules are those of WebShop's web_agent_site/engine/engine.py: load_products.
 """
@@ -22,18 +22,18 @@ FIELDS = (
     *("asin", "name", "full_description", "small_description", "pricing"),
     *("customization_options", "category", "query", "product_category"),
 )
-NO_ATTRIBUTES = ("DUMMY_ATTR",)  # of a product that the file of attributes does not have
-NO_PRICE = 100.0  # dollars, of a product that tells none
-MAX_ASIN = 10  # characters: products with a longer one are left out
+NO_ATTRIBUTES = ("DUMMY_ATTR",)  # for a product that is not in the file of attributes
+NO_PRICE = 100.0  # dollars, for a product without a price
+MAX_ASIN = 10  # characters; products with a longer asin are left out
 
-_CHUNK = 1 << 20  # characters read at a time
-_MAX_ELEMENT = 1 << 24  # characters of one product, or of what is said of one
+_CHUNK = 1 << 20  # characters per read
+_MAX_ELEMENT = 1 << 24  # characters of one product, or of one value of another file
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The files of a shop; None: of `instructions`, goals are made of the attributes' file; of
-    `nouns`, words of titles stand for them."""
+    """The files of a shop. Without `instructions`, goals are made from the attributes file; without
+    `nouns`, words of titles take their place."""
 
     products: str | Path
     attributes: str | Path
@@ -42,15 +42,16 @@ class Paths:
 
 
 def read_products(paths: Paths, *, seed: int) -> Iterator[Product]:
-    """The products of the files, in the order of their rows.
+    """Yield the products of the files, in the order of their rows.
 
-    Left out are, as in the original, those whose name is "nan", too long, or was there before.
+    As in the original, products are left out if their asin is "nan", too long, or a repetition.
 
     Args:
-      seed: of the prices that are drawn, of those that are a range.
+      seed: seed of prices that are given as a range.
 
     Raises:
-      ValueError: a file is missing, no such JSON, or a field is; names path, row, asin and field.
+      ValueError: a file is missing or malformed, or a field is missing; the message names path,
+        row, asin and field.
     """
     attributes = _members(paths.attributes, _check_attributes)
     instructions = None
@@ -102,7 +103,7 @@ def read_products(paths: Paths, *, seed: int) -> Iterator[Product]:
 
 
 def _text(item: dict[str, Any], field: str, where: str) -> str:
-    """A field that must be a text."""
+    """Return a field that must be a text."""
     if field not in item:
         raise ValueError(f"{where} lacks the field {field}")
     if not is_text(item[field]):
@@ -111,7 +112,7 @@ def _text(item: dict[str, Any], field: str, where: str) -> str:
 
 
 def _texts(item: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
-    """A field that must be a list of texts."""
+    """Return a field that must be a list of texts."""
     value = item.get(field)
     if not isinstance(value, list) or not all(map(is_text, value)):
         raise ValueError(
@@ -121,7 +122,7 @@ def _texts(item: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
 
 
 def _prices(item: dict[str, Any], where: str) -> tuple[tuple[float, ...], str]:
-    """(the price, or lowest and highest; how pages tell it) of "$1,299.00" or "$9 to $12"."""
+    """Return (the price, or lowest and highest; displayed text) of "$1,299.00" or "$9 to $12"."""
     pricing = item.get("pricing")
     if not pricing:
         return (NO_PRICE,), f"${NO_PRICE}"
@@ -139,7 +140,7 @@ def _prices(item: dict[str, Any], where: str) -> tuple[tuple[float, ...], str]:
 
 
 def _options(item: dict[str, Any], where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(name, values) of each choice, in lower case; of names alike but for case the last counts."""
+    """Return (name, values) of each option in lower case; of names that then agree, the last."""
     choices = item.get("customization_options")
     if not choices:
         return ()
@@ -158,11 +159,11 @@ def _options(item: dict[str, Any], where: str) -> tuple[tuple[str, tuple[str, ..
     return tuple(options.items())
 
 
-# --------------------------------------------------------------------------- what buyers want
+# --------------------------------------------------------------------------- buyers' requests
 
 
 def _wish(known: dict[str, Any], where: str) -> tuple[Wish, ...]:
-    """What a synthetic buyer asks for; () where nobody does."""
+    """Return a synthetic buyer's request; () if there is none."""
     if known.get("instruction") is None:
         return ()
     wished = tuple(known.get("instruction_attributes") or ())
@@ -172,7 +173,7 @@ def _wish(known: dict[str, Any], where: str) -> tuple[Wish, ...]:
 
 
 def _wishes_of_people(said: list[dict[str, Any]]) -> tuple[Wish, ...]:
-    """What people ask for; those who ask for no attribute are left out."""
+    """Return people's requests, without those that ask for no attribute."""
     return tuple(
         Wish(
             wish["instruction"],
@@ -212,7 +213,7 @@ def _check_nouns(value: Any, where: str) -> None:
 
 
 def _elements(path: str | Path) -> Iterator[Any]:
-    """The elements of a file that is a JSON list."""
+    """Yield the elements of a file that is a JSON list."""
     with _Pieces(path) as pieces:
         pieces.expect("[", "a list of products")
         row = 0
@@ -222,9 +223,9 @@ def _elements(path: str | Path) -> Iterator[Any]:
 
 
 def _members(path: str | Path, check: Callable[[Any, str], None]) -> dict[str, bytes]:
-    """name -> JSON text, of a file that is a JSON object, each value checked.
+    """Return {name: JSON text} of a file that is a JSON object, with each value checked.
 
-    As text, since a million small objects take several times as much.
+    The values stay text, since a million small objects take several times the memory.
     """
     members: dict[str, bytes] = {}
     name = "the beginning"
@@ -242,7 +243,7 @@ def _members(path: str | Path, check: Callable[[Any, str], None]) -> dict[str, b
 
 
 class _Pieces:
-    """JSON values of a file one after the other."""
+    """A reader of the JSON values of a file, one after another."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
@@ -262,7 +263,7 @@ class _Pieces:
         self._file.close()
 
     def _more(self, name: str) -> bool:
-        """Reads on; whether there was anything."""
+        """Read more text; return whether there was any."""
         try:
             piece = self._file.read(_CHUNK)
         except (OSError, UnicodeDecodeError) as error:
@@ -272,7 +273,7 @@ class _Pieces:
         return bool(piece)
 
     def _next(self, name: str) -> str:
-        """The next character that is no white space, which is not passed; "" at the end."""
+        """Return the next character other than white space, without consuming it; "" at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\n\r":
                 self._at += 1
@@ -280,14 +281,14 @@ class _Pieces:
                 return self._text[self._at : self._at + 1]
 
     def expect(self, sign: str, what: str) -> None:
-        """Passes a sign that must be there."""
+        """Consume a sign; raise ValueError if it is not there."""
         found = self._next(what)
         if found != sign:
             raise ValueError(f"{self._path} must hold {what}: expected {sign!r}, got {found!a}")
         self._at += 1
 
     def ends_with(self, sign: str, *, first: bool, name: str) -> bool:
-        """Passes the comma before a further element, or `sign`; whether it was `sign`."""
+        """Consume the comma before another element, or `sign`; return whether it was `sign`."""
         found = self._next(name)
         if found == sign or (not first and found == ","):
             self._at += 1
@@ -300,13 +301,13 @@ class _Pieces:
         )
 
     def value(self, name: str) -> tuple[Any, str]:
-        """(the next value, its text)."""
+        """Consume the next value; return (value, its text)."""
         self._next(name)
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except (ValueError, RecursionError) as error:
-                # It may go on behind what was read; a number's end is no sign of its own.
+                # The value may continue after the text read so far; a number has no closing sign.
                 if len(self._text) - self._at > _MAX_ELEMENT or not self._more(name):
                     raise ValueError(
                         f"{self._path} cannot be read as JSON at {name}: {error}"

@@ -1,4 +1,4 @@
-"""What buyers want: goals made of a catalogue, their price caps, and how they are dealt to splits.
+"""Goals of buyers, made from a catalogue, with price caps, and their assignment to splits.
 
 The rules are those of WebShop (web_agent_site/engine/goal.py: get_human_goals,
 get_synthetic_goals) and of RAGEN's wrapper (ragen/env/webshop/env.py: reset).
@@ -14,12 +14,12 @@ import numpy as np
 from ragen_jax.envs.problems import SPLIT_SHARES, Draws
 from ragen_jax.envs.webshop.catalogue import Product, Products, Wish, cap_draws
 
-NO_CAP = 1_000_000.0  # dollars: the cap of a goal that names none
+NO_CAP = 1_000_000.0  # dollars; the cap of a goal without a price limit
 _CAPS = tuple(10.0 * tens for tens in range(1, 100))
-SHUFFLE, PERMUTATION = 233, 42  # seeds: of WebShop's order of goals, and of RAGEN's over it
+SHUFFLE, PERMUTATION = 233, 42  # seeds: of WebShop's order of goals, and of RAGEN's permutation
 
-# RAGEN's goals by their place behind both: test, validation, training. Its test set, which no
-# training run looks at, is what the tiny agent imitates.
+# First position of RAGEN's test, validation and training goals after both shuffles. No training run
+# uses its test set, so the tiny agent imitates that set.
 _FIRST = {"imitation": 0, "eval": 500, "train": 1500}
 LEAST_GOALS = _FIRST["train"] + 1
 
@@ -28,14 +28,14 @@ Options = tuple[tuple[str, str], ...] | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What one buyer wants.
+    """The goal of one buyer.
 
-    place, asin: of the product that they have in mind
-    instruction: what they say of it
-    attributes: what it must have
-    options: what must be chosen: (name, value) pairs, or of instructions that people wrote plain
-        values. The reward reads the two differently
-    cap: the most that it may cost, in dollars
+    place, asin: index and id of the product that the buyer has in mind
+    instruction: the buyer's request
+    attributes: attributes that the product must have
+    options: options to choose: (name, value) pairs, or plain values for instructions that people
+        wrote. The reward treats the two differently
+    cap: maximum price in dollars
     """
 
     place: int
@@ -47,10 +47,10 @@ class Goal:
 
 
 def draw_cap(price: float, draws: Draws) -> tuple[float, str]:
-    """(cap in dollars, how the instruction tells it).
+    """Return (cap in dollars, its words in the instruction).
 
     Of the next four multiples of 10 above the price, up to 990, two are drawn and the larger is
-    the cap. With fewer than two left there is none: (NO_CAP, "").
+    the cap. If fewer than two are left there is no cap: (NO_CAP, "").
     """
     above = [cap for cap in _CAPS if cap > price][:4]
     if len(above) < 2:
@@ -60,7 +60,7 @@ def draw_cap(price: float, draws: Draws) -> tuple[float, str]:
 
 
 def count_goals(product: Product) -> int:
-    """How many goals a product has."""
+    """Return the number of goals of a product."""
     return sum(_goals_of_wish(product, wish) for wish in product.wishes)
 
 
@@ -71,12 +71,12 @@ def _goals_of_wish(product: Product, wish: Wish) -> int:
 
 
 def make_goal(product: Product, place: int, number: int, *, seed: int) -> Goal:
-    """Goal `number`, from 0, of the product at `place`.
+    """Return goal `number`, from 0, of the product at `place`.
 
     The goals of a wish without options follow each other as in itertools.product over the values
-    of the options in the order of their names, and have one cap.
+    of the options, in the order of the options' names, and share one cap.
 
-    seed: of the caps
+    seed: seed of the caps
     """
     draws = cap_draws(seed, product.row)
     for wish in product.wishes:
@@ -99,10 +99,10 @@ def make_goal(product: Product, place: int, number: int, *, seed: int) -> Goal:
 
 
 class Goals:
-    """The goals of a catalogue in the order of its products, each made when it is asked for."""
+    """The goals of a catalogue in the order of its products, each made on demand."""
 
     def __init__(self, products: Products, ends: np.ndarray, seed: int) -> None:
-        """ends: [products], how many goals there are up to each product and with it."""
+        """ends: [products], cumulative number of goals, including those of the product."""
         self._products, self._ends, self._seed = products, ends, seed
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Goals:
 
 
 def shuffled_goals(count: int) -> np.ndarray:
-    """[count] numbers of goals in RAGEN's order."""
+    """Return [count] indices of goals in RAGEN's order."""
     order, places = list(range(count)), list(range(count))
     random.Random(SHUFFLE).shuffle(order)
     random.Random(PERMUTATION).shuffle(places)
@@ -128,7 +128,7 @@ def shuffled_goals(count: int) -> np.ndarray:
 
 
 def deal_released(order: np.ndarray) -> dict[str, np.ndarray]:
-    """Split -> its goals, as RAGEN deals them: test 500, validation 1,000, and the rest trains.
+    """Return {split: its goals} as in RAGEN: test 500, validation 1,000, training the rest.
 
     Raises ValueError for too few goals.
     """
@@ -142,11 +142,11 @@ def deal_released(order: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def deal_by_share(order: np.ndarray) -> dict[str, np.ndarray]:
-    """Split -> its goals, by SPLIT_SHARES."""
+    """Return {split: its goals}, by SPLIT_SHARES."""
     ends = np.cumsum([*SPLIT_SHARES.values()]) * len(order) // 100
     return dict(zip(SPLIT_SHARES, np.split(order, ends[:-1]), strict=True))
 
 
 def identity(goal: Goal) -> str:
-    """What is wanted, in whatever words: product, attributes and options."""
+    """Return the wanted product, attributes and options, whatever the wording."""
     return repr((goal.asin, sorted(goal.attributes), sorted(goal.options)))

@@ -1,7 +1,7 @@
-"""What is kept of the data set's files: a folder of the user's cache, from which a shop is opened.
+"""The cache of the data set's files: a folder in the user's cache, from which a shop is opened.
 
-Reading and indexing a million products takes minutes; opening what is kept takes seconds, and
-products stay in their file until a page shows them.
+Reading and indexing a million products takes minutes; opening the cache takes seconds, and products
+stay in their file until a page shows them.
 """
 
 import functools
@@ -22,14 +22,14 @@ from ragen_jax.envs.webshop.shop import Shop, listed_under
 from ragen_jax.storage.atomic_io import atomic_write, make_folder, reading, with_retries
 from ragen_jax.storage.writers import save_array
 
-FORMAT = 1  # raise it when a change of what is kept changes the result
+FORMAT = 1  # version of the cached data; raise it when a change of the data changes results
 
 
 class KeptProducts:
-    """Products of a file of one JSON list a line, each read when it is asked for."""
+    """Products in a file with one JSON list per line, each read on demand."""
 
     def __init__(self, path: Path, ends: np.ndarray) -> None:
-        """ends: [products], where in the file each line ends, in bytes."""
+        """ends: [products], end of each product's line in the file, in bytes."""
         with path.open("rb") as file:
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._ends = ends
@@ -45,10 +45,10 @@ class KeptProducts:
 
 
 class Lists(Mapping[str, np.ndarray]):
-    """Places by a key, in one array."""
+    """Key -> indices of products, all stored in one array."""
 
     def __init__(self, keys: Sequence[str], ends: np.ndarray, places: np.ndarray) -> None:
-        """ends: [keys], where the places of each end."""
+        """ends: [keys], end of each key's part of `places`."""
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._ends, self._places = ends, places
 
@@ -65,15 +65,15 @@ class Lists(Mapping[str, np.ndarray]):
 
 
 def open_shop(paths: Paths, *, seed: int) -> Shop:
-    """The shop of the files, read at first use and kept by what is in them.
+    """Return the shop of the files, read at first use and cached by their content.
 
     Args:
-      seed: of prices and price caps.
+      seed: seed of prices and price caps.
 
     Raises:
-      ValueError: a file cannot be used (`files.read_products`), or has too few goals.
+      ValueError: a file is unusable (`files.read_products`), or there are too few goals.
     """
-    # Not above: these modules import environments.
+    # Imported here: these modules import environments.
     from ragen_jax.storage.cache import cache_directory, content_hash, lock_path
     from ragen_jax.storage.datasets import settings_hash
 
@@ -89,7 +89,7 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
     folder = cache_directory() / "datasets" / f"webshop_{name}"
     if not folder.exists():
         with lock_path(folder):
-            if not folder.exists():  # nobody made it meanwhile
+            if not folder.exists():  # no other process made it meanwhile
                 _keep(paths, seed, folder)
     return _open(folder, seed)
 
@@ -111,12 +111,12 @@ def _open(folder: Path, seed: int) -> Shop:
 
 
 def _keep(paths: Paths, seed: int, folder: Path) -> None:
-    """Reads the files and writes the folder, which is there as a whole or not at all."""
+    """Read the files and write the folder atomically."""
     from ragen_jax.storage.console import console
 
     console(f"webshop: reading {paths.products} (once; kept in {folder})")
     part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was stopped
+    shutil.rmtree(part, ignore_errors=True)  # left by an interrupted process
     make_folder(part)
     try:
         with_retries(lambda: _write(_read(paths, seed), part, paths), folder)
@@ -126,7 +126,7 @@ def _keep(paths: Paths, seed: int, folder: Path) -> None:
 
 
 def _read(paths: Paths, seed: int) -> Iterator[Product]:
-    """The products of the files; errors in reading them stay those of reading."""
+    """Yield the products of the files; errors in reading are not reported as errors in writing."""
     with reading():
         yield from read_products(paths, seed=seed)
 
@@ -162,7 +162,7 @@ def _write(products: Iterable[Product], folder: Path, paths: Paths) -> None:
 
 
 def _line(product: Product) -> bytes:
-    """A product as one line of JSON."""
+    """Return a product as one line of JSON."""
     wishes = [[wish.text, wish.attributes, wish.options] for wish in product.wishes]
     fields = [getattr(product, name) for name in _FIELDS]
     return json.dumps([*fields, wishes], ensure_ascii=False).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Pages as text, and what can be clicked on them.
+"""Pages as text, and the labels that can be clicked on them.
 
 The texts are those of WebShop's text mode: the visible parts of a page's HTML, joined by " [SEP] "
 (web_agent_site/templates; envs/web_agent_text_env.py: convert_html_to_text).
@@ -11,12 +11,12 @@ from ragen_jax.envs.webshop.goals import Goal
 from ragen_jax.envs.webshop.shop import Shop
 
 SEPARATOR = " [SEP] "
-_SPACES = " \n\t\f\r"  # of ASCII, as an HTML parser counts them
+_SPACES = " \n\t\f\r"  # ASCII white space as HTML parsers define it
 
 START, RESULTS, ITEM, BOUGHT = "start", "results", "item", "bought"  # pages
 BACK, PREVIOUS, NEXT, BUY = "back to search", "< prev", "next >", "buy now"  # labels
 DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES = "description", "features", "reviews", "attributes"
-SUB_PAGES = (DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES)  # a page and its label are called alike
+SUB_PAGES = (DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES)  # a page and its label have the same name
 
 SHOWN = {BACK: "Back to Search", PREVIOUS: "< Prev", NEXT: "Next >", BUY: "Buy Now"}
 SHOWN |= {name: name.title() for name in SUB_PAGES}
@@ -24,11 +24,11 @@ SHOWN |= {name: name.title() for name in SUB_PAGES}
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A state: what a buyer wants, and where in the shop they are.
+    """A state: a buyer's goal and the current page.
 
     page: START, RESULTS, ITEM, one of SUB_PAGES or BOUGHT
-    query, number: of the search that they came by, and its page, from 1
-    place, options: of the product looked at, and what was chosen of it: (name, value) in the order
+    query, number: the latest search, and the page of its results, from 1
+    place, options: index of the product shown, and its chosen options: (name, value) in the order
         of the first click on a name
     """
 
@@ -42,9 +42,9 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How pages are laid out.
+    """The layout of pages.
 
-    per_page: products on a page of results
+    per_page: products per page of results
     attributes: whether a product's page has a button "Attributes"
     """
 
@@ -53,14 +53,14 @@ class Layout:
 
 
 def results(shop: Shop, visit: Visit, layout: Layout) -> dict[int, Product]:
-    """Place -> product, on the page of results that a visit is at; none behind the last one."""
+    """Return {index: product} on a visit's page of results; empty after the last page."""
     first = (visit.number - 1) * layout.per_page
     found = shop.find(visit.query)[first : first + layout.per_page].tolist()
     return {place: shop.products[place] for place in found}
 
 
 def page_text(shop: Shop, visit: Visit, layout: Layout) -> str:
-    """The page that a visit is at."""
+    """Return the text of the current page."""
     instruction = ["Instruction:", visit.goal.instruction]
     match visit.page:
         case "start":
@@ -83,10 +83,10 @@ def page_text(shop: Shop, visit: Visit, layout: Layout) -> str:
 
 
 def _is_shown(text: str) -> bool:
-    """Whether an HTML parser makes a text of it that the text mode keeps.
+    """Whether an HTML parser makes a text node of it that the text mode keeps.
 
-    Nothing is none, and white space with a line break in it is left out; other white space shows
-    as an empty text.
+    An empty text makes no node, and white space with a line break is left out; other white space
+    appears as an empty text.
     """
     return bool(text) and not (not text.strip(_SPACES) and "\n" in text)
 
@@ -101,7 +101,7 @@ def _sub_page(product: Product, name: str) -> list[str]:
     match name:
         case "description":
             return [product.description]
-        case "features":  # of a list, with a space before each
+        case "features":  # an HTML list, with a space before each item
             return [f" {bullet}" for bullet in product.bullets]
         case "attributes":
             attributes = [f" {attribute}" for attribute in product.attributes]
@@ -114,9 +114,9 @@ def _sub_pages(layout: Layout) -> tuple[str, ...]:
 
 
 def clickables(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...]:
-    """The labels that can be clicked: buttons, then products or options, each once.
+    """Return the labels that can be clicked: buttons, then products or options, each once.
 
-    In lower case, as pages that are asked for what can be clicked tell them.
+    In lower case, as in WebShop's list of available actions.
     """
     match visit.page:
         case "start" | "bought":  # a click on the search button is refused

@@ -1,4 +1,4 @@
-"""What a purchase earns: the published rule of WebShop (web_agent_site/engine/goal.py: get_reward).
+"""Reward of a purchase: WebShop's published rule (web_agent_site/engine/goal.py: get_reward).
 
 reward = type * (attributes hit + options hit + price within the cap)
               / (attributes + options + 1)
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ragen_jax.envs.webshop.catalogue import Product
 from ragen_jax.envs.webshop.goals import Goal
 
-SIMILAR = 85  # two texts are the same above this token_set_ratio, of 0 to 100
+SIMILAR = 85  # texts with a higher token_set_ratio (0 to 100) count as the same
 
-# The colours of web_agent_site/engine/normalize.py, in its order: the first that is found counts.
+# The colours of web_agent_site/engine/normalize.py, in its order: the first match counts.
 COLORS = tuple(
     """
     alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown
@@ -28,7 +28,7 @@ COLORS = tuple(
     """.split()
 )
 
-# Words that no tagger calls nouns, of those that titles have.
+# Words in titles that no tagger calls nouns.
 _NO_NOUNS = frozenset(
     """
     a an and are as at be by for from in into is it its more new non not of off on one only or our
@@ -39,10 +39,11 @@ _NO_NOUNS = frozenset(
 
 @dataclass(frozen=True)
 class Earned:
-    """A purchase's reward, from 0 to 1, and what it is made of.
+    """A purchase's reward, from 0 to 1, and its parts.
 
-    kind: 1, 0.5, 0.1 or 0: whether the product is of the type that was wanted
-    attributes, options: how many were hit. price: whether it is within the cap
+    kind: type reward, 1, 0.5, 0.1 or 0: whether the product is of the wanted type
+    attributes, options: number of hits
+    price: whether the price is within the cap
     """
 
     reward: float
@@ -53,7 +54,7 @@ class Earned:
 
 
 def check_installed() -> None:
-    """Raises ValueError where thefuzz, which compares texts, is not there."""
+    """Raise ValueError if thefuzz, which compares texts, is missing."""
     if importlib.util.find_spec("thefuzz") is None:
         raise ValueError("webshop needs thefuzz: pip install 'ragen_jax[webshop]'")
 
@@ -61,9 +62,10 @@ def check_installed() -> None:
 def purchase_reward(
     product: Product, wanted: Product, goal: Goal, chosen: Mapping[str, str]
 ) -> Earned:
-    """What buying `product` earns a buyer who has `goal` in mind.
+    """Return the reward for buying `product` with `goal` in mind.
 
-    wanted: the goal's own product. chosen: option name -> value
+    wanted: the goal's product
+    chosen: option name -> value
     """
     kind = type_reward(product, wanted)
     attributes = attribute_hits(product, goal.attributes)
@@ -74,14 +76,14 @@ def purchase_reward(
 
 
 def type_reward(product: Product, wanted: Product) -> float:
-    """Whether a product is of the wanted type, by the nouns of the titles in the first place.
+    """Return whether a product is of the wanted type, mainly by the nouns of the titles.
 
-    Nouns are those that are given with the products, or `title_words`: the published rule takes
-    them from spaCy's tagger.
+    Nouns are those given with the products, or else `title_words`; the published rule takes them
+    from spaCy's tagger.
 
-    title = nouns that both have / nouns of the wanted title; 0.2 where that has none. 0 for
-    title = 0, 0.1 below 0.1. Otherwise 1 if title > 0.2, the queries are the same, or two names
-    of the categories are; 0.5 if not.
+    title = nouns in both titles / nouns of the wanted title; 0.2 if the latter has none. The result
+    is 0 for title = 0 and 0.1 for title < 0.1. Otherwise it is 1 if title > 0.2, the queries are
+    the same, or the categories share two names; else 0.5.
     """
     wanted_nouns = _nouns(wanted)
     both = len(set(_nouns(product)) & set(wanted_nouns))
@@ -104,7 +106,7 @@ def _places(product: Product) -> set[str]:
 
 
 def attribute_hits(product: Product, attributes: Iterable[str]) -> int:
-    """How many attributes are like one of the product's, or stand in what it says of itself."""
+    """Return the number of attributes that resemble one of the product's or occur in its texts."""
     said = (product.title, " ".join(product.bullets), product.description)
     said = tuple(text.lower() for text in said)
     return sum(
@@ -115,17 +117,18 @@ def attribute_hits(product: Product, attributes: Iterable[str]) -> int:
 
 
 def option_hits(chosen: Iterable[str], wanted: Iterable[str | tuple[str, str]]) -> int:
-    """How many wanted options are like one that was chosen, colours by their first colour word.
+    """Return the number of wanted options that resemble a chosen value.
 
-    A wanted (name, value) pair is compared as the published code does: it counts as a colour only
-    if its name or value is one exactly, and else as both, written as Python writes a pair.
+    Colours are compared by their first colour word. A wanted (name, value) pair is compared as in
+    the published code: it counts as a colour only if its name or value is exactly a colour, and
+    otherwise as Python's text of the pair.
     """
     values = [color(value) for value in chosen]
     return sum(any(_similar(value, color(option)) for value in values) for option in wanted)
 
 
 def color(option: str | tuple[str, str]) -> str:
-    """The first of COLORS in an option, or the option itself, as text."""
+    """Return the first of COLORS in an option, or else the option as text."""
     for name in COLORS:
         if name in option:  # part of a text, member of a pair
             return name
@@ -139,10 +142,11 @@ def _similar(one: str, other: str) -> bool:
 
 
 def title_words(title: str) -> list[str]:
-    """The words of a title that may be nouns: two letters or more, no digits, no small words.
+    """Return the words of a title that may be nouns: two letters or more, no digits, no stop words.
 
-    A stand-in for a tagger: it takes adjectives and verbs for nouns, so that the share of a wanted
-    title's nouns is of more words than the published rule's, and rewards of other products differ.
+    This replaces a tagger. It counts adjectives and verbs as nouns, so the fraction of the wanted
+    title's nouns is over more words than in the published rule, and rewards of products other than
+    the wanted product differ.
     """
     words = re.findall(r"\b[^\W\d_]{2,}\b", title.lower())
     return [word for word in words if word not in _NO_NOUNS]

@@ -1,7 +1,7 @@
-"""Search: BM25 as Lucene computes it, over what products say of themselves.
+"""Search: BM25 as Lucene computes it, over the texts of products.
 
-Tokens are made by Lucene's English rules: words by Unicode's rules of where they end, lower case,
-a possessive 's dropped, its 33 stop words dropped, Porter's stems.
+Tokens follow Lucene's English rules: Unicode word boundaries, lower case, without a possessive 's,
+without its 33 stop words, stemmed by Porter's algorithm.
 """
 
 import functools
@@ -20,7 +20,7 @@ from ragen_jax.storage.atomic_io import with_retries
 if TYPE_CHECKING:
     import bm25s
 
-FOUND = 50  # products of a search, at most (web_agent_site/engine/engine.py)
+FOUND = 50  # maximum products per search (web_agent_site/engine/engine.py)
 
 _STOP_WORDS = frozenset(
     """
@@ -28,22 +28,22 @@ _STOP_WORDS = frozenset(
     there these they this to was will with
     """.split()
 )
-# Unicode's word boundaries (UAX 29) but for scripts without spaces: some signs join two letters,
-# some two digits.
+# Unicode's word boundaries (UAX 29), except for scripts without spaces: some signs join two
+# letters, some join two digits.
 _TOKEN = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:·](?=[^\W\d_])|(?<=\d)['’.,;](?=\d))\w+)*")
 
 
 def check_installed() -> None:
-    """Raises ValueError where a package that searching needs is not there."""
+    """Raise ValueError if a package that search needs is missing."""
     for module, package in (("bm25s", "bm25s"), ("Stemmer", "PyStemmer")):
         if importlib.util.find_spec(module) is None:
             raise ValueError(f"webshop needs {package}: pip install 'ragen_jax[webshop]'")
 
 
 def indexed_text(product: Product) -> str:
-    """What a product is found by: title, description, first bullet, and its options' values.
+    """Return the indexed text of a product: title, description, first bullet, and options.
 
-    As WebShop's search_engine/convert_product_file_format.py writes it.
+    The format is that of WebShop's search_engine/convert_product_file_format.py.
     """
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options)
     bullet = product.bullets[0] if product.bullets else ""
@@ -51,16 +51,16 @@ def indexed_text(product: Product) -> str:
 
 
 class Index:
-    """What can be searched: texts by their places."""
+    """An index of texts, which are identified by their position."""
 
     def __init__(self, texts: "bm25s.BM25") -> None:
         self._texts = texts
 
     def search(self, text: str) -> np.ndarray:
-        """The places of what is found, the best first; equals in their order.
+        """Return the positions of matching texts, best first; equal scores in their order.
 
-        Only what shares a word with `text`; FOUND at most. Any text: words that are nowhere find
-        nothing.
+        Returns at most FOUND texts, each sharing a word with `text`. Any text is allowed: unknown
+        words match nothing.
         """
         known = self._texts.vocab_dict
         tokens = [known[token] for token in tokens_of(text) if token in known]
@@ -70,12 +70,12 @@ class Index:
         return np.array(bm25.best(scores, FOUND), np.int64)
 
     def save(self, folder: Path) -> None:
-        """Writes it, to be read with `load_index`."""
+        """Write the index, for `load_index`."""
         with_retries(functools.partial(self._texts.save, folder, show_progress=False), folder)
 
 
 class IndexBuilder:
-    """Takes texts one after the other, of which it keeps no more than numbers."""
+    """Builds an `Index` from texts added one by one, storing only their token ids."""
 
     def __init__(self) -> None:
         check_installed()
@@ -83,34 +83,34 @@ class IndexBuilder:
         self._texts: list[array[int]] = []
 
     def add(self, text: str) -> None:
-        """The next text."""
+        """Add the next text."""
         vocabulary = self._vocabulary
         numbers = [vocabulary.setdefault(token, len(vocabulary)) for token in tokens_of(text)]
         self._texts.append(array("i", numbers))
 
     def index(self) -> Index:
-        """The index of all texts. Raises ValueError if they have no word."""
+        """Return the index of all texts. Raises ValueError if they contain no word."""
         if not self._vocabulary:
             raise ValueError("no product has a word to search for")
         texts = bm25.package().BM25(method=bm25.METHOD, k1=bm25.K1, b=bm25.B)
-        # "" would be a word of its own, without any text.
+        # Otherwise "" would be a word without any text.
         texts.index((self._texts, self._vocabulary), create_empty_token=False, show_progress=False)
         return Index(texts)
 
 
 def load_index(folder: Path) -> Index:
-    """An index that was saved; its arrays stay in their files."""
+    """Return a saved index; its arrays stay in their files."""
     return Index(bm25.package().BM25.load(folder, mmap=True))
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words of a text as they are searched for, repeated ones included."""
+    """Return the searchable words of a text, with repetitions."""
     words = (re.sub("['’]s$", "", word) for word in _TOKEN.findall(text.lower()))
     return _stemmer().stemWords([word for word in words if word not in _STOP_WORDS])
 
 
 @functools.lru_cache(maxsize=1)
 def _stemmer() -> Any:
-    import Stemmer  # ty: ignore[import-not-found] compiled, with no types beside it
+    import Stemmer  # ty: ignore[import-not-found] compiled, without type stubs
 
     return Stemmer.Stemmer("porter")

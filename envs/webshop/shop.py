@@ -1,4 +1,4 @@
-"""A shop: a catalogue that can be searched, and what its buyers want."""
+"""A shop: a searchable catalogue and the goals of its buyers."""
 
 import functools
 from array import array
@@ -12,21 +12,21 @@ from ragen_jax.envs.webshop.catalogue import TAG, Product, Products, generate_ca
 from ragen_jax.envs.webshop.goals import Goals, count_goals, deal_by_share, shuffled_goals
 from ragen_jax.envs.webshop.search import FOUND, Index, IndexBuilder, indexed_text
 
-_AT_RANDOM = 2**63  # the seed of what "<r>" shows: beyond those of catalogues
+_AT_RANDOM = 2**63  # seed of the products that "<r>" shows, outside the range of catalogue seeds
 _NONE = np.zeros(0, np.int64)
 
-REMEMBERED = 1024  # searches whose results are kept
+REMEMBERED = 1024  # number of searches whose results are cached
 
 
 @dataclass(frozen=True, eq=False)
 class Shop:
-    """Products, how they are found, and the goals of each split.
+    """Products, their search index, and the goals of each split.
 
-    It never changes, and what it answers is pure: any number of episodes share one.
+    A shop never changes and its methods are pure: any number of episodes can share it.
 
     lists: "<a> slim fit", "<c> fashion" or "<q> shirt" -> the products with that attribute,
         category or query
-    splits: split -> numbers of its goals
+    splits: split -> indices of its goals
     """
 
     products: Products
@@ -37,12 +37,11 @@ class Shop:
 
     @functools.cached_property
     def find(self) -> "functools._lru_cache_wrapper[np.ndarray]":
-        """(query) -> places of what a search shows, the best first.
+        """(query) -> indices of the products that a search shows, best first.
 
-        As web_agent_site/engine/engine.py has it (get_top_n_product_from_keywords).
-
-        Queries that begin with "<a>", "<c>" or "<q>" list the products of an attribute, a category
-        or a query; "<r>" shows some at random, here always the same.
+        As in web_agent_site/engine/engine.py (get_top_n_product_from_keywords): queries that begin
+        with "<a>", "<c>" or "<q>" list the products of an attribute, a category or a query; "<r>"
+        shows random products, here always the same.
         """
         return functools.lru_cache(maxsize=REMEMBERED)(self._find)
 
@@ -54,7 +53,7 @@ class Shop:
             while len(shown) < min(FOUND, len(self.products)):
                 shown[draws.below(len(self.products))] = None
             return np.array(list(shown))
-        if head == "<c>":  # of one word
+        if head == "<c>":  # a category is one word
             rest = rest.partition(" ")[0]
         if head in LISTS:
             return self.lists.get(f"{head} {rest.strip()}", _NONE)
@@ -65,14 +64,14 @@ LISTS = ("<a>", "<c>", "<q>")
 
 
 def listed_under(product: Product) -> list[str]:
-    """The keys of `Shop.lists` that a product is under."""
+    """Return the keys of `Shop.lists` for a product."""
     attributes = [f"<a> {attribute}" for attribute in dict.fromkeys(product.attributes)]
     return [*attributes, f"<c> {product.category}", f"<q> {product.query}"]
 
 
 @functools.lru_cache(maxsize=4)
 def generated_shop(products: int, seed: int, options: int) -> Shop:
-    """The shop of a generated catalogue (`generate_catalogue`)."""
+    """Return the shop of a generated catalogue (`generate_catalogue`)."""
     catalogue = generate_catalogue(products, seed=seed, options=options)
     builder, lists = IndexBuilder(), {}
     for place, product in enumerate(catalogue):
