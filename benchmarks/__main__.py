@@ -1,8 +1,8 @@
-"""Measured against other programs, against ourselves without a feature, and against the machine.
+"""Compare with other programs, with this program without a feature, and with the machine's limits.
 
     python -m benchmarks CASE [--repeats=N] [--json]
 
-Without a case: what there is. Figures and what they taught are in NOTES.md.
+Without a case, the command lists the cases. NOTES.md has the figures and the conclusions.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from benchmarks import (
 )
 from ragen_jax.core.memory import keep_freed_memory
 
-CASES = {  # name: (function, repeats, dtype of the product that limits it)
+CASES = {  # name: (function, default repeats, dtype of the limiting matrix product)
     "rollout-full": (generation.rollout_full, 9, "float32"),
     "rollout-single": (generation.rollout_single, 15, "float32"),
     "rollout-0.5b": (generation.rollout_05b, 3, "float32"),
@@ -55,8 +55,8 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (gpu.gpu, 5, "bfloat16"),
 }
-SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
-# name: module whose main reads the options behind it
+SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, default runs)
+# name: module whose main parses the remaining arguments
 OWN_OPTIONS = {"chaos": chaos, "curves": curves, "odd": odd, "train-length": lengths}
 ONE_ARENA = (
     "slots",
@@ -67,11 +67,11 @@ ONE_ARENA = (
     "kept-cache",
     "rollout-0.5b",
     "qwen-0.5b",
-)  # as command.run_command
+)  # cases with one pool of memory for all threads, as in `train`
 
 
 def run(case, repeats=None, **sizes):
-    """The JSON object of a case (measure.report)."""
+    """Run a case and return its JSON object (measure.report)."""
     function, usual, dtype = CASES[case]
     repeats = repeats or usual
     before = measure.limits(dtype)
@@ -94,10 +94,10 @@ def main(argv=None):
     )
     parser.add_argument("case", choices=texts, metavar="CASE")
     parser.add_argument(
-        "--repeats", type=int, help="measured runs of each side, after a warm-up; simulated ones"
+        "--repeats", type=int, help="measured runs of each side, after a warm-up; simulated runs"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--shape", help="of the gpu case: tiny, or a published shape")
+    parser.add_argument("--shape", help="model shape of the gpu case: tiny, or a published shape")
     if not argv:
         parser.print_help()
         return
@@ -105,9 +105,9 @@ def main(argv=None):
     if options.repeats is not None and options.repeats < 1:
         parser.error("--repeats must be at least 1")
     if options.shape and options.case != "gpu":
-        parser.error("--shape belongs to the gpu case")
+        parser.error("--shape is only for the gpu case")
     if options.shape and options.shape not in ("tiny", *llm.SHAPES):
-        parser.error(f"--shape is one of tiny, {', '.join(llm.SHAPES)}")
+        parser.error(f"--shape must be one of tiny, {', '.join(llm.SHAPES)}")
     if options.case in SIMULATIONS:
         module, usual = SIMULATIONS[options.case]
         found = module.report(options.repeats or usual)

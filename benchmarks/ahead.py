@@ -1,12 +1,12 @@
-"""Steps of whole runs with rollouts ahead of the updates, against one after the other.
+"""Steps of whole runs with rollouts ahead of the updates, against rollouts and updates in turn.
 
-Real runs of `train`, of which each continues for some steps in turn with the others, in a process
-that sees four CPU devices. The time of a step is that between two rows of metrics.jsonl, saving and
-writing included; the first and the last step of every piece are left out: there a rollout has no
-update beside it, or an update no rollout.
+Real runs of `train` are continued in turn, some steps at a time (a piece), in a process with four
+CPU devices. The time of a step is the time between two rows of metrics.jsonl, including saving and
+writing. The first and the last step of every piece are left out: there, a rollout or an update runs
+alone.
 
-How long rollout and updates take is made equal by an environment that waits, as one that answers
-over a network does: so long as the updates take longer than a rollout that does not wait.
+Rollouts are made as long as updates by an environment that waits, as an environment over a network
+does. The waiting time is the time by which updates take longer than a rollout without waiting.
 """
 
 import json
@@ -27,16 +27,16 @@ from ragen_jax.configs import sokoban
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.storage.metrics_reader import read_metrics
 
-STEPS = 5  # of a piece of a run; the middle ones are measured
+STEPS = 5  # number of steps of a piece of a run; all but the first and the last are measured
 TURNS, WORKERS = 3, 16
 
 
 class WaitingSokoban(Sokoban):
-    """Sokoban whose observations come late."""
+    """Sokoban with delayed observations."""
 
     def __init__(self, *, split="train", wait=0.0):
         super().__init__(size=ROOM, split=split)
-        self.wait = wait  # seconds
+        self.wait = wait  # seconds before each observation
 
     def render(self, state):
         time.sleep(self.wait)
@@ -44,7 +44,7 @@ class WaitingSokoban(Sokoban):
 
 
 def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
-    """A run without evaluation and diagnosis whose policy need not be any good."""
+    """Return the config of a run without evaluation and diagnosis; the policy may be bad."""
     config = sokoban.get_config()
     config.model.path = model
     config.env.name = "benchmarks.ahead:WaitingSokoban"
@@ -54,7 +54,7 @@ def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
         groups=groups, group_size=members, max_new_tokens=tokens, save_every=0, ahead=ahead
     )
     config.sampling_mesh.devices = apart
-    config.algorithm.mismatch_cap = 2.0  # on both sides: the pass that it takes is not compared
+    config.algorithm.mismatch_cap = 2.0  # on both sides, so that its extra pass makes no difference
     config.filter.strategy = "none"
     config.optimizer.update(minibatches=2, micro_batch=16)
     config.eval.episodes = 1
@@ -68,14 +68,14 @@ def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
 
 
 class Running:
-    """A run that goes on a piece at a time."""
+    """A run that continues one piece at a time."""
 
     def __init__(self, workdir, config):
         self.workdir, self.config = Path(workdir), config
         config.steps = 0
 
     def go_on(self):
-        """The rows of the next piece, in each the seconds since the row before as "wall"."""
+        """Run the next piece and return its rows; "wall" is the seconds since the previous row."""
         before = self.config.steps
         self.config.steps = before + STEPS
         if train.train(self.config, self.workdir):
@@ -91,9 +91,10 @@ def median(rows, name="wall"):
 
 
 def run_here(repeats, groups, members, tokens):
-    """{"wait": seconds, "pairs": {case: [[ours, other], ...]}, ...}: medians of pieces, in turn.
+    """Return {"wait": seconds, "pairs": {case: [[ours, other], ...]}, ...}.
 
-    Of rollout, updates and idle_share: of the measured steps of all pieces.
+    The pairs are medians of pieces that run in turn. "rollout", "update" and "idle" are medians
+    over the measured steps of all pieces.
     """
     sizes = dict(groups=groups, members=members, tokens=tokens)
     with (
@@ -135,13 +136,13 @@ def run_here(repeats, groups, members, tokens):
 
 
 def ahead(repeats, *, groups=4, members=8, tokens=24):
-    """Rollouts ahead on 2 + 2 CPU devices against one after the other, equally long (or not)."""
+    """Rollouts ahead of updates on 2 + 2 CPU devices against both in turn, equally long or not."""
     program = "import json, sys; from benchmarks.ahead import run_here\n"
     program += "print(json.dumps(run_here(*map(int, sys.argv[1:]))))"
     flags = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
-    # NPROC: collectives wait for each other in threads, of which XLA starts one a core.
+    # NPROC: collectives wait for each other in threads, and XLA starts one thread per core.
     environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
-    with tempfile.TemporaryDirectory() as home:  # of held-out problems that nobody plays
+    with tempfile.TemporaryDirectory() as home:  # for the held-out problems, which are never played
         done = subprocess.run(
             [sys.executable, "-c", program, *map(str, (repeats, groups, members, tokens))],
             env=os.environ | environ | {"XDG_CACHE_HOME": home},

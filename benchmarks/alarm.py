@@ -1,22 +1,24 @@
-"""Both error rates of the alarm, on simulated runs whose truth is known.
+"""Both error rates of the alarm, on simulated runs with known information.
 
     python -m benchmarks alarm [--repeats=RUNS] [--json]
 
-A simulated reasoning is 8 to 19 tokens out of 12, and neutral ones that are as likely under every
-prompt. Every prompt has its own distribution, softmax(c + s * theta): c is shared, theta is the
-prompt's, s the strength of the dependence. Turns of one room share half of theta's variance, and
-both scopes show the same rooms. Where rooms `differ`, each has its own strength, log-normal with
-that standard deviation. A step draws rooms, prompts and reasonings anew; its figures are those of a
-run: `information_metrics` and `log_margin` of the true scores. They are read by
-`update_regimes` with the settings of configs/base.py, next to validity, truth, length and entropy.
-Steps are drawn from banks of scored ones, at a grid of strengths.
+A simulated reasoning consists of 8 to 19 tokens from a vocabulary of 12, and of neutral tokens,
+which are equally likely under every prompt. Every prompt has a separate distribution,
+softmax(c + s * theta): c is shared, theta differs between prompts, s is the strength of the
+dependence. Turns of one room share half of theta's variance, and both scopes show the same rooms.
+`differ` is the standard deviation of log-normal strengths of the rooms; at 0 all strengths are
+equal. Each step draws new rooms, prompts and reasonings; its figures are those of a run:
+`information_metrics` and `log_margin` of the true scores. `update_regimes` reads them, with the
+settings of configs/base.py, along with validity, truth, length and entropy. Steps are drawn from
+banks of scored steps, at a grid of strengths.
 
-*False alarms*: the share of runs of 400 steps, none of which loses information, in which the alarm
-is ever on. The processes of HEALTHY wander slowly, have heavy tails, change the length of their
+*False alarms*: the fraction of runs of 400 steps without a loss of information in which the alarm
+is ever on. The processes of HEALTHY wander slowly, have heavy tails, or change the length of their
 replies or the number of their prompts.
-*Seen*: of the runs that were quiet for 100 steps, the share whose alarm is on within 15 steps
-(30 with a diagnosis every 5 steps) after information falls to half: half of `mi_seq`, which is
-near its ceiling in the scenes of high retrieval, or half of `own_margin`, which has none.
+*Seen*: of the runs without an alarm in the first 100 steps, the fraction whose alarm is on within
+15 steps (30 with a diagnosis every 5 steps) after information falls to half: half of `mi_seq`,
+which is near its ceiling in the scenes of high retrieval, or half of `own_margin`, which has no
+ceiling.
 
 Axes: G rooms, N prompts, M reasonings, V tokens, R runs, T steps, L levels of the grid.
 """
@@ -37,11 +39,11 @@ STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
 RETRIEVALS = (0.3, 0.4, 0.55, 0.75, 0.9, 0.97)
 MOST_FALSE, LEAST_SEEN, SEEN_FROM = 0.05, 0.90, 0.55
 VOCABULARY = 12
-CALIBRATION = 150  # steps of each mean by which a strength is found
-BANK = 250  # steps that are scored at each level of the grid
-GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # of own_margin, over the scene's
-NEUTRAL = 4.0  # neutral tokens for each other one: replies can get five times shorter
-# level, standard deviation from step to step, half-width: the tiny Sokoban agent's
+CALIBRATION = 150  # number of steps of each mean in the search for a strength
+BANK = 250  # number of scored steps at each level of the grid
+GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # own_margin relative to the scene's
+NEUTRAL = 4.0  # neutral tokens per other token, so that replies can get five times shorter
+# level, standard deviation between steps, half-width: values of the tiny Sokoban agent
 OTHERS = {
     "rollout/valid_think_rate": (0.985, 0.005, 0.01),
     "rollout/valid_rate": (0.97, 0.01, 0.015),
@@ -51,10 +53,10 @@ OTHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What a step scores."""
+    """The groups that each step scores."""
 
     rooms: int
-    members: int  # reasonings of a room in either scope
+    members: int  # number of reasonings of a room in each scope
     differ: float  # standard deviation of the logarithms of the rooms' strengths
 
 
@@ -68,19 +70,24 @@ SCENES = (
 
 
 def _scores(rng, logits_NV, own_M):
-    """(score_MN, length_M) of reasonings drawn from their own prompts, neutral tokens included."""
+    """Draw reasonings from their own prompts, neutral tokens included; return (score_MN, length_M).
+
+    Args:
+      logits_NV: of the token distribution of each prompt.
+      own_M: int, own prompt of each reasoning.
+    """
     logp_NV, M = log_softmax(logits_NV, axis=1), len(own_M)
     p_MV = np.exp(logp_NV[own_M])
-    # A row's probabilities may sum to more than 1 by a rounding, which multinomial refuses.
+    # By rounding, a row's probabilities may sum to more than 1, which multinomial refuses.
     tokens_M = rng.integers(8, 20, M)
     count_MV = rng.multinomial(tokens_M, p_MV / p_MV.sum(axis=1, keepdims=True))
     neutral_M = rng.poisson(NEUTRAL * tokens_M)
-    neutral_logp_M = -rng.gamma(np.maximum(neutral_M, 1e-9))  # a nat each, on average
+    neutral_logp_M = -rng.gamma(np.maximum(neutral_M, 1e-9))  # one nat per token on average
     return count_MV @ logp_NV.T + neutral_logp_M[:, None], tokens_M + neutral_M
 
 
 def draw_step(rng, scene, strength):
-    """The collapse/ figures of one step, both scopes."""
+    """Draw a step and return its collapse/ figures of both scopes."""
     G, room_M = scene.rooms, np.repeat(np.arange(scene.rooms), scene.members)
     M = len(room_M)
     strength_G = strength * np.exp(scene.differ * rng.normal(size=G))
@@ -102,7 +109,7 @@ def draw_step(rng, scene, strength):
 
 
 def draw_steps(seed, scene, strength, count):
-    """{figure: float64 [count]} of independent steps."""
+    """Draw independent steps and return {figure: float64 [count]}."""
     rng = np.random.default_rng(seed)
     rows = [draw_step(rng, scene, strength) for _ in range(count)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -110,16 +117,16 @@ def draw_steps(seed, scene, strength, count):
 
 @dataclasses.dataclass(frozen=True)
 class Bank:
-    """Scored steps of a scene, at multiples of the information that it has."""
+    """Scored steps of a scene, at multiples of its information."""
 
     strength: float
-    steps_L: list[dict[str, np.ndarray]]  # at GRID_L times its own_margin
+    steps_L: list[dict[str, np.ndarray]]  # figures of steps at GRID_L times the scene's own_margin
     half_mi: float  # multiple of own_margin at which mi_seq is half
     retrieval: float
 
 
 def strength_of(scene, retrieval):
-    """The strength at which first-turn retrieval is that high, or the highest there is."""
+    """Return the strength with the given first-turn retrieval, or with the highest possible."""
     low, high = 0.01, 10.0
     for _ in range(12):
         middle = np.sqrt(low * high)
@@ -129,7 +136,7 @@ def strength_of(scene, retrieval):
 
 
 def make_bank(scene, strength, size):
-    """The `Bank` of a scene at a strength, `size` steps at each level."""
+    """Return the `Bank` of a scene at a strength, with `size` steps at each level."""
     strength_C = strength * np.exp(np.linspace(-2.2, 0.9, 16))
     curve_C = [draw_steps(1, scene, x, CALIBRATION) for x in strength_C]
     margin_C, mi_C = (
@@ -153,7 +160,7 @@ def make_bank(scene, strength, size):
 
 
 def wander(rng, runs, deviation, persistence=0.9):
-    """Multiples of information that wander as AR(1) in logarithms, [R, T]."""
+    """Return multiples of information that wander as AR(1) in logarithms, [R, T]."""
     noise_RT = deviation * rng.normal(size=(runs, STEPS))
     for t in range(1, STEPS):
         noise_RT[:, t] *= np.sqrt(1 - persistence**2)
@@ -166,16 +173,16 @@ def steady(rng, runs):
 
 
 def heavy(rng, runs):
-    """Every step's information times 1 + 0.2 t, with Student's t of 3 degrees of freedom."""
+    """Return a multiple 1 + 0.2 t for each step, t from Student's t with 3 degrees of freedom."""
     return np.clip(1 + 0.2 * rng.standard_t(3, size=(runs, STEPS)) / np.sqrt(3), 0.05, None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """How the information and the replies of a healthy run move."""
+    """Changes of the information and of the replies' length in a healthy run."""
 
     multiples: Callable[..., np.ndarray] = steady
-    length: float = 1.0  # what the replies' length has become at the end, by neutral tokens
+    length: float = 1.0  # final length of replies relative to the initial length
 
 
 HEALTHY = {
@@ -189,12 +196,13 @@ HEALTHY = {
 
 
 def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
-    """Whether the alarm is on, bool [R, T].
+    """Return whether the alarm is on, bool [R, T].
 
     Args:
       bank_of: step -> the `Bank` that it is drawn from.
-      multiple_RT: information, over the scene's. length_RT: of replies, over that at the start.
-      every: steps between diagnoses.
+      multiple_RT: information relative to the scene's.
+      length_RT: length of replies relative to the initial length.
+      every: number of steps between diagnoses.
     """
     settings = base.get_config().regimes.to_dict()
     R, T = multiple_RT.shape
@@ -208,31 +216,31 @@ def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
                 steps = bank_of(t).steps_L[level_RT[r, t]]
                 at = rng.integers(len(next(iter(steps.values()))))
                 rows[r] |= {name: x[at] for name, x in steps.items()}
-        # Environments of one state are watched separately, as runs are.
+        # Each run is an environment of one state: environments are watched separately.
         state, found, _ = update_regimes(state, settings, rows, labels)
         on.append([metrics["regime/alarm"] for metrics in found])
     return np.array(on, bool).T
 
 
 def _others(rng, length):
-    """The figures of a healthy step besides information."""
+    """Return the other figures of a healthy step, without information."""
     row = {}
     for name, (level, deviation, half) in OTHERS.items():
         row |= {name: level + deviation * rng.normal(), f"{name}_ci95": half}
     row["rollout/response_length"] = 70 * length * (1 + 0.01 * rng.normal())
-    # A nat a neutral token, half of one each other: what replies lose or gain is neutral.
+    # 1 nat per neutral token, 0.5 per other token. Only the number of neutral tokens changes.
     share = 1 / (1 + NEUTRAL)
     row["collapse/first_turn/h_cond"] = 1 - 0.5 * share / max(length, share) + 0.01 * rng.normal()
     return row
 
 
 def _lengths(runs, steps, end):
-    """float64 [R, T]: from 1 to `end` along the run, in logarithms."""
+    """Return lengths that change from 1 to `end` in equal ratios, float64 [R, T]."""
     return np.broadcast_to(np.exp(np.linspace(0, np.log(end), steps)), (runs, steps))
 
 
 def healthy_rates(runs, bank, processes=HEALTHY):
-    """{process: share of runs with an alarm}."""
+    """Return {process: fraction of runs with an alarm}."""
     found = {}
     for i, (name, process) in enumerate(processes.items()):
         rng = np.random.default_rng(i)
@@ -243,8 +251,11 @@ def healthy_rates(runs, bank, processes=HEALTHY):
 
 
 def seen_rates(runs, bank, *, lengths=(1.0, 0.25, 4.0)):
-    """{fall: share of the quiet runs that are seen}, of falls to half at which the replies' length
-    changes by the factors, and with a diagnosis every 5 steps."""
+    """Return {fall: fraction of the quiet runs in which the fall is seen}.
+
+    Falls are to half, with the replies' length multiplied by each of `lengths`, and with a
+    diagnosis every 5 steps.
+    """
     found = {}
     falls = {"mi_seq": bank.half_mi, "own_margin": 0.5}
     cases = [(name, length, 1) for name in falls for length in lengths]
@@ -263,8 +274,11 @@ def seen_rates(runs, bank, *, lengths=(1.0, 0.25, 4.0)):
 
 
 def prompt_rates(runs, strength, size):
-    """{how the number of prompts a step changes: share of runs with an alarm}: 24 rooms, then 8; 8,
-    then 24; and one of 8, 16 and 24 at each step, at one strength of dependence."""
+    """Return {change of the number of prompts per step: fraction of runs with an alarm}.
+
+    The changes: 24 rooms, then 8; 8, then 24; and one of 8, 16 and 24 at each step, at one strength
+    of dependence.
+    """
     steps = {
         rooms: draw_steps(rooms, Scene(rooms, 4, 0.0), strength, size) for rooms in (8, 16, 24)
     }
@@ -284,7 +298,7 @@ def prompt_rates(runs, strength, size):
 
 
 def report(runs):
-    """The JSON object of the case."""
+    """Run the simulation and return the JSON object of the case."""
     rows = []
     for scene in SCENES:
         for retrieval in RETRIEVALS:
@@ -292,7 +306,7 @@ def report(runs):
             row = dataclasses.asdict(scene) | {"retrieval": round(bank.retrieval, 3)}
             row |= {"false": healthy_rates(runs, bank), "seen": seen_rates(runs, bank)}
             rows.append(row)
-            print(line(row), file=sys.stderr)  # it takes hours
+            print(line(row), file=sys.stderr)  # printed at once, because the case takes hours
     for strength in (0.5, 1.3, 4.0):
         row = {"strength": strength, "false": prompt_rates(runs, strength, BANK)}
         rows.append(row)
@@ -306,7 +320,7 @@ def report(runs):
 
 
 def line(row):
-    """A row for people."""
+    """Return the text of a row."""
     head = "  ".join(f"{name} {x}" for name, x in row.items() if name not in ("false", "seen"))
     parts = []
     for kind in ("false", "seen"):
@@ -316,11 +330,12 @@ def line(row):
 
 
 def as_table(found):
-    """A report for people."""
+    """Return the text of a report."""
     lines = [line(row) for row in found["rows"]]
     lines.append(
-        f"{found['runs']} runs each: false of {STEPS} steps without a loss, target at most "
-        f"{MOST_FALSE}; seen within {WITHIN} steps ({WITHIN_OF_FIVE} with a diagnosis every 5), "
-        f"target at least {LEAST_SEEN} from retrieval {SEEN_FROM} on"
+        f"{found['runs']} runs each. false: fraction of runs of {STEPS} steps without a loss of "
+        f"information that have an alarm (target: at most {MOST_FALSE}). seen: fraction of falls "
+        f"with an alarm within {WITHIN} steps, {WITHIN_OF_FIVE} with a diagnosis every 5 (target: "
+        f"at least {LEAST_SEEN} from retrieval {SEEN_FROM} on)"
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What the cache saves: ours with it against ours without."""
+"""Time that the cache saves: this program with its cache against the same without."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from ragen_jax.rollout.sample import prefill
 
 
 def kept_cache(repeats, *, turns=FIVE, members=16):
-    """Five turns with full history: the cache kept, against every prompt prefilled each turn."""
+    """Five turns with full history: a kept cache, against a prefill of every prompt each turn."""
     with tiny_setting(context="full", turns=turns, members=members) as (setting, _):
         episodes = setting.play()
         return [
@@ -28,7 +28,7 @@ def kept_cache(repeats, *, turns=FIVE, members=16):
 
 
 def group_prefill(repeats, *, turns=ONE, members=16):
-    """The first prompts read once a group, against once an episode."""
+    """First prompts read once per group, against once per episode."""
     with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, _):
         prompts = [episode.turns[0].prompt for episode in setting.play()]
     tokens_BP = np.zeros((len(prompts), length_bucket(max(map(len, prompts)))), np.int32)
@@ -47,7 +47,7 @@ def group_prefill(repeats, *, turns=ONE, members=16):
     return [
         Row(
             name=f"prefill of {len(turns)} prompts for {len(prompts)} episodes",
-            other_name="a prompt an episode",
+            other_name="one prompt per episode",
             target=3,
             work=len(prompts),
             unit="episodes",

@@ -1,8 +1,9 @@
 """Rollouts in slots against transformers' continuous batching (`generate_batch`), on equal work.
 
-Both play whole rollouts, environment included: ours every episode by itself, the peer turn by turn,
-each turn a batch whose replies make room for one another. Its weights are the same; it draws with a
-generator of its own, so that heavy-tailed replies of the two differ a little in length.
+Both play whole rollouts, including the environment. This program plays every episode separately;
+transformers plays turn by turn, and in each turn finished replies free their places in the batch
+for others. The weights are the same, but the random generators differ, so that the heavy-tailed
+replies of the two differ a little in length.
 """
 
 import os
@@ -37,9 +38,10 @@ def _against(name, setting, repeats, **served):
         def other():
             _, said = setting.play_with(generate)
             theirs = sum(len(reply) for replies in said for reply in replies)
-            share = 5 / sum(map(len, said)) ** 0.5  # a geometric length differs by as much as it is
+            # The standard deviation of a geometric length is about its mean.
+            share = 5 / sum(map(len, said)) ** 0.5
             if not 1 - share < theirs / ours < 1 + share:
-                raise RuntimeError(f"the other side sampled {theirs} tokens where ours has {ours}")
+                raise RuntimeError(f"the other side sampled {theirs} tokens, this program {ours}")
 
     except PeerMissing as error:
         fields = {"skipped": str(error)}

@@ -1,10 +1,10 @@
-"""What making an index of a large corpus takes, and what finding something in it does.
+"""Time and memory of indexing a large corpus, and time of searching it.
 
     python -m benchmarks.corpus [--passages=300000] [--seed=0]
 
-Of passages of 100 words, the numbers of words as in a language (Zipf), new words with each passage.
-The index is made by the command, in a process of its own, whose peak memory is told. Of that memory
-the files that are mapped are a part; the system takes it back where it is short of it.
+Passages have 100 words with the frequencies of a language (Zipf), and each has a new word. The
+command that makes the index runs in a separate process, whose peak memory is reported. This memory
+includes mapped files, which the system can release when it is short of memory.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import numpy as np
 
 from ragen_jax.envs.search_qa.words import Words
 
-QUERIES = 50  # of five words
-KNOWN = 200_000  # different words, beside those that one passage alone has
+QUERIES = 50  # number of queries, each of five words
+KNOWN = 200_000  # number of different words, not counting those in a single passage
 
 
 def write(path, passages, seed):
-    """Writes the corpus."""
+    """Write the corpus."""
     rng = np.random.default_rng(seed)
     share = 1 / np.arange(1, KNOWN + 1)
     ends = np.cumsum(share) / share.sum()
@@ -38,7 +38,7 @@ def write(path, passages, seed):
 
 
 def search_seconds(index, seed):
-    """Seconds of each of several searches for five common words."""
+    """Return the seconds of each search; a query is five common words."""
     rng = np.random.default_rng(seed)
     seconds = []
     for _ in range(QUERIES):
@@ -61,7 +61,7 @@ def main(argv=None):
         command = [sys.executable, "-m", "ragen_jax.retriever", "build"]
         subprocess.run([*command, f"--corpus={corpus}", f"--index={index}"], check=True)
         seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # from KiB
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # KiB to GiB
         size = sum(file.stat().st_size for file in index.iterdir()) / 2**30
         print(
             f"{options.passages} passages, {corpus.stat().st_size / 2**30:.2f} GiB: index of "

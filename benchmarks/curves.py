@@ -1,15 +1,15 @@
-"""What a training step costs against the size of its parts, beside what counting predicts.
+"""Cost of a training step against each of its sizes, measured and predicted by counting.
 
     python -m benchmarks curves [--out=FOLDER] [--draw]
 
-Each point is a short training run through `python -m ragen_jax.train`, in a process of its own, so
-that its peak memory is its own. One size is varied at a time. A point's row is appended to
-cost_curves.jsonl as soon as it is measured, and what has a row is not measured again; then
+Each point is a short training run through `python -m ragen_jax.train`, in a separate process, so
+that its peak memory can be measured. One size is varied at a time. A point's row is appended to
+cost_curves.jsonl as soon as it is measured, and points with a row are not measured again. Then
 cost_curves.png is drawn and the table is printed.
 
-The agent has random weights and a stop token that it never draws, so that every reply is as long
-as it may be and every episode has all its turns; history is kept whole, nothing is filtered,
-diagnosed or evaluated.
+The agent has random weights and never draws its stop token, so that every reply has the maximum
+length and every episode has all its turns. The complete history is in each prompt; nothing is
+filtered, diagnosed or evaluated.
 """
 
 import argparse
@@ -34,22 +34,22 @@ from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.programs.roofline import Work
 
 CONFIG = "configs/sokoban.py"
-STEPS = 3  # of a run; the first compiles
+STEPS = 3  # number of steps of a run; the first compiles
 GROUP_SIZE, MINIBATCHES, MICRO_BATCH = 16, 2, 16
 LAYERS, HEADS = 2, 4
-VOCABULARY = 281  # of the tiny Sokoban agent's tokenizer
+VOCABULARY = 281  # vocabulary size of the tiny Sokoban agent's tokenizer
 OUT = Path("docs/results")
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What a point's run is given."""
+    """The sizes of a point's run."""
 
-    episodes: int = 64  # of a step
-    reply: int = 32  # tokens of each
-    turns: int = 2  # replies of an episode
-    width: int = 64  # of the model
-    devices: int = 1  # CPU devices, over which rows are split
+    episodes: int = 64  # episodes per step
+    reply: int = 32  # tokens per reply
+    turns: int = 2  # replies per episode
+    width: int = 64  # width of the model
+    devices: int = 1  # number of CPU devices, over which rows are split
 
 
 VARIED = {
@@ -69,7 +69,7 @@ LABELS = {
 
 
 def points():
-    """Every `Size` once: of each curve the largest, the middle and the smallest, then the rest."""
+    """Return every `Size` once: the largest, middle and smallest of each curve, then the rest."""
     order = {name: _spread(values) for name, values in VARIED.items()}
     found = [
         dataclasses.replace(Size(), **{name: values[index]})
@@ -89,14 +89,14 @@ def _spread(values):
 
 
 def make_agent(folder, width):
-    """Writes a model of random weights that never ends a reply by itself."""
+    """Write a model of random weights that never draws a stop token."""
     tokenizer = build_tokenizer(build_environment(sokoban.get_config().env, "train").words)
     if len(tokenizer) != VOCABULARY:
         raise RuntimeError(f"the tokenizer has {len(tokenizer)} ids, VOCABULARY is {VOCABULARY}")
     config = shape(width, VOCABULARY)
     params = jax.tree.map(np.array, init_params(config, jax.random.key(0)))
-    # One number of the residual stream is large and the same everywhere: the head's row of a stop
-    # id turns it into a logit that is never drawn.
+    # One entry of the residual stream is large and constant. With the head's row of a stop id, it
+    # gives a very low logit, so that the id is never drawn.
     params["embed"][:, 0] = 8.0
     params["head"][:, 0] = 0.0
     params["head"][tokenizer.convert_tokens_to_ids(list(SPECIAL)), 0] = -30.0
@@ -104,7 +104,7 @@ def make_agent(folder, width):
 
 
 def shape(width, vocab_size):
-    """The `ModelConfig` of a width: all else in proportion."""
+    """Return the `ModelConfig` of a width, with the other sizes in proportion."""
     return ModelConfig(
         vocab_size=vocab_size,
         width=width,
@@ -118,7 +118,7 @@ def shape(width, vocab_size):
 
 
 def fields(size, model, workdir):
-    """The command line of a point's run."""
+    """Return the command line of a point's run."""
     given = {
         "model.path": model,
         "steps": STEPS,
@@ -128,9 +128,9 @@ def fields(size, model, workdir):
         "rollout.group_size": GROUP_SIZE,
         "rollout.max_new_tokens": size.reply,
         "rollout.save_every": STEPS,
-        "rollout.compact": False,  # no episode ends before the others
+        "rollout.compact": False,  # all episodes end at the same turn
         "filter.strategy": "none",
-        "optimizer.learning_rate": 1e-9,  # the agent stays as it was made
+        "optimizer.learning_rate": 1e-9,  # the agent hardly changes
         "optimizer.minibatches": MINIBATCHES,
         "optimizer.micro_batch": MICRO_BATCH,
         "diagnose.every": 0,
@@ -146,8 +146,8 @@ def fields(size, model, workdir):
     return [*command, f"--workdir={workdir}", *flags]
 
 
-# Linux counts what a process had before exec, a copy of its parent, as its own peak: a run's parent
-# must be small.
+# Linux includes the memory of a process before exec, a copy of its parent, in its peak. So the
+# parent of a run must be small.
 LAUNCH = """
 import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
@@ -157,7 +157,7 @@ sys.exit(code)
 
 
 def measure(size):
-    """The row of a point: its sizes, seconds of a step, peak memory and tokens.
+    """Measure a point and return its row: sizes, seconds of a step, peak memory and tokens.
 
     Raises:
       RuntimeError: the run failed, or its replies were not as long as they should be.
@@ -168,7 +168,7 @@ def measure(size):
         flags = f"--xla_force_host_platform_device_count={size.devices}"
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            # Programs kept from another run would be loaded: less memory than compiling them.
+            # Otherwise programs of another run would be loaded, which needs less memory.
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}",
         }
@@ -182,10 +182,10 @@ def measure(size):
 
 
 def figures(workdir):
-    """What a run's files tell: medians over the steps behind compilation, and tokens of prompts.
+    """Return a run's medians over the steps after compilation, and the tokens of its prompts.
 
     Raises:
-      RuntimeError: every step compiled something, or a reply was shorter than it may be.
+      RuntimeError: every step compiled something, or a reply was shorter than the limit.
     """
     rows = read_rows(workdir / "metrics.jsonl")
     rows = [row for row in rows if row["step"] > 1 and not row["time/compile"]]
@@ -209,20 +209,20 @@ def figures(workdir):
 
 
 def _turns(episodes):
-    """[[turn of each episode] of each turn]."""
+    """Return, for each turn index, the list of that turn of each episode."""
     return list(zip(*(episode["turns"] for episode in episodes), strict=True))
 
 
 def read_rows(path):
-    """The objects of a file's lines; none where there is no file."""
+    """Return the objects of a file's lines; [] if the file does not exist."""
     if not path.exists():
         return []
-    with path.open() as lines:  # str.splitlines would part them at what a reply has sampled, too
+    with path.open() as lines:  # str.splitlines would also split at characters inside replies
         return [json.loads(line) for line in lines]
 
 
 def size_of(row):
-    """The `Size` of a row."""
+    """Return the `Size` of a row."""
     return Size(**{field.name: row[field.name] for field in dataclasses.fields(Size)})
 
 
@@ -230,10 +230,10 @@ def size_of(row):
 
 
 def flops(row):
-    """Operations of a step, by the formulas of programs/roofline.py on the tokens that were met.
+    """Return the operations of a step, by the formulas of programs/roofline.py for its tokens.
 
-    A rollout of all episodes in lock step, its cache kept from turn to turn, and updates in
-    micro-batches on whole rows; nothing padded, neither reference model nor critic.
+    A step is a rollout of all episodes in lock step, with the cache kept between turns, and updates
+    in micro-batches of whole rows, without padding, reference model and critic.
     """
     B, T = row["episodes"], row["reply"]
     work = Work(shape(row["width"], VOCABULARY))
@@ -247,12 +247,13 @@ def flops(row):
 
 
 def held(row):
-    """Bytes of a step's arrays at its peak, that of the rollout or that of the update.
+    """Return the bytes of a step's arrays at its peak, in the rollout or in the update.
 
-    Beside the parameters and Adam's moments, float32: in the rollout the cache of the last turn
-    and the one it grew from; in the update the gradient and what the backward pass of one
-    micro-batch keeps: of a token and layer eight arrays of the width and three of the MLP's, of a
-    pair of positions and a head two numbers, and two of every token and vocabulary entry.
+    Both hold the parameters and Adam's moments, float32. The rollout also holds the caches of the
+    last turn and of the turn before. The update also holds the gradient and the values saved for
+    the backward pass of one micro-batch: eight arrays of the model's width and three of the MLP's
+    width per token and layer, two numbers per pair of positions and head, and two numbers per token
+    and vocabulary entry.
     """
     config = shape(row["width"], VOCABULARY)
     work = Work(config)
@@ -266,15 +267,15 @@ def held(row):
 
 
 def slope(values, figures):
-    """Of the straight line through the logarithms."""
+    """Return the slope of the straight line through the logarithms."""
     return round(float(np.polyfit(np.log(values), np.log(figures), 1)[0]), 3) + 0.0  # no -0.0
 
 
 def curve(name, rows):
-    """A varied size's values, with processor seconds and peak MiB measured and predicted.
+    """Return the values of a varied size, with measured and predicted processor seconds and MiB.
 
-    What is predicted goes through the measured base point: its seconds times the ratio of
-    operations, its MiB plus the difference of bytes held.
+    Predictions start from the measured base point: its seconds times the ratio of operations, and
+    its MiB plus the difference of held bytes.
     """
     of = {size_of(row): row for row in rows}
     base = of[Size()]
@@ -294,7 +295,7 @@ def curve(name, rows):
 
 
 def table(rows):
-    """The curves as a Markdown table, a line a point, and their slopes as another."""
+    """Return two Markdown tables: the points of the curves, and the slopes."""
     lines = [
         "| varied | value | processor s a step | predicted | wall s | peak MiB | predicted |",
         "| --- " * 7 + "|",
@@ -318,13 +319,13 @@ SLOPES = ("cpu", "predicted cpu", "peak", "predicted peak")
 
 
 def _columns(found):
-    """Cells of a table: seconds with two digits, MiB with none."""
+    """Return cells of a table: seconds with two decimals, MiB with none."""
     seconds = [[f"{x:.2f}" for x in found[key]] for key in ("cpu", "predicted cpu", "step")]
     return [*seconds, *([f"{x:,.0f}" for x in found[key]] for key in ("peak", "predicted peak"))]
 
 
 def draw(rows, path):
-    """Both figures against each size, measured and predicted, on logarithmic axes."""
+    """Draw time and memory against each size, measured and predicted, on logarithmic axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -353,7 +354,7 @@ def draw(rows, path):
     axes[1, 0].set_ylabel("peak memory, MiB")
     base = dataclasses.asdict(Size())
     rest = ", ".join(f"{label}: {base[name]}" for name, label in LABELS.items())
-    figure.suptitle(f"Each varied alone from {rest}")
+    figure.suptitle(f"One size varied at a time, from {rest}")
     figure.savefig(path, dpi=100, metadata={"Software": None})
     plt.close(figure)
 
@@ -365,7 +366,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks curves", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, default=OUT, help="folder of cost_curves.{jsonl,png}")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: draw what is there")
+    parser.add_argument("--draw", action="store_true", help="only draw the existing points")
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "cost_curves.jsonl"
@@ -383,6 +384,6 @@ def main(argv):
         replaced.write_text("".join(json.dumps(one) + "\n" for one in rows))
         replaced.rename(path)
     if Size() not in map(size_of, rows):
-        parser.error(f"{path} has no row of {Size()}, which all curves go through")
+        parser.error(f"{path} has no row of {Size()}, the base point of all curves")
     draw(rows, options.out / "cost_curves.png")
     print(table(rows))

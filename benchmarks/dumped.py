@@ -1,10 +1,10 @@
-"""How long `python -m ragen_jax.score` takes for rollouts of another trainer, start to end.
+"""Total time of `python -m ragen_jax.score` for rollouts of another trainer.
 
     python -m benchmarks.dumped [--rows=2000] [--tokens=300] [--members=16] [--samples=64]
 
-The model has the tiny agent's shape and random weights; the rows are random words, half of their
-tokens prompt and half reply. Of --samples (0: all) reasonings a step has one; the whole command is
-timed, its imports and compilations included.
+The model has the tiny agent's shape and random weights. The rows are random words; half of their
+tokens are prompt and half are reply. --samples is the maximum number of scored reasonings per step
+(0: all). The whole command is timed, including its imports and compilations.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WORDS = [word for word in Sokoban.words if word.isalpha()]  # one token each
 
 
 def write_rows(path, rows, tokens, members):
-    """verl's dump of `rows` replies, `members` to a prompt."""
+    """Write a dump as verl does: `rows` replies, `members` per prompt."""
     rng = np.random.default_rng(0)
 
     def words(count):

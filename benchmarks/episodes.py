@@ -1,8 +1,8 @@
-"""Episodes whose work does not depend on the tokens sampled, and the tiny agent that plays them.
+"""Episodes with a fixed amount of work, and the tiny agent that plays them.
 
-The rooms, prompts and token counts are real Sokoban; but no token ends a reply, every reply is
-read as the same two moves, and when an episode ends is told by its seed. So ours and a peer read
-and sample the same numbers of tokens whatever their random generators draw.
+The rooms, prompts and token counts are those of Sokoban, but no token ends a reply, every reply is
+read as the same two moves, and the seed of an episode determines its length. So this program and a
+peer read and sample the same numbers of tokens, regardless of their random generators.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MOVES = ("Up", "Left")
 
 
 class FixedChat(Chat):
-    """Reads every reply as the same moves; no token ends one."""
+    """Chat that reads every reply as the same moves; no token ends a reply."""
 
     @classmethod
     def of(cls, chat):
@@ -38,7 +38,7 @@ class FixedChat(Chat):
 
 
 class ReadAgainChat(FixedChat):
-    """Changes every prompt's first token each turn, so that no prompt continues a cached row."""
+    """Chat that changes the first token of every prompt, so that no cached row is continued."""
 
     def prompt_ids(self, turns, message, spans=()):
         ids = super().prompt_ids(turns, message, spans).copy()
@@ -48,14 +48,14 @@ class ReadAgainChat(FixedChat):
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """State of a room and the turns left to its episode."""
+    """State of a room and the number of turns left in its episode."""
 
     room: object
     turns: int
 
 
 class FixedLength:
-    """Sokoban that is over after as many turns as `turns[seed % len(turns)]`."""
+    """Sokoban whose episodes have `turns[seed % len(turns)]` turns."""
 
     def __init__(self, environment, turns):
         self.environment, self.turns = environment, turns
@@ -76,7 +76,7 @@ class FixedLength:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """All that a rollout needs."""
+    """All inputs of a rollout."""
 
     model: object
     params: dict
@@ -85,10 +85,10 @@ class Setting:
     seeds: tuple[int, ...]
     members: int
     budgets: Budgets
-    directory: str  # of the model in Hugging Face format, while it is there
+    directory: str  # the model in Hugging Face format; a temporary directory
 
     def play(self, *, read_again=False, slots=0, chunk=0):
-        """Our rollout -> episodes."""
+        """Play this program's rollout and return its episodes."""
         return rollout(
             self.model,
             self.params,
@@ -107,7 +107,11 @@ class Setting:
         )
 
     def play_with(self, generate):
-        """The same episodes by a peer's `generate` (peers.py) -> prompts, replies of each turn."""
+        """Play the same episodes with a peer's `generate` (peers.py).
+
+        Returns:
+          (prompts, replies), each a list over turns.
+        """
         rng = np.random.default_rng(0)
         plays = [
             [self.environment.reset(seed), [], False]
@@ -147,12 +151,12 @@ class _Said:
 
 @contextlib.contextmanager
 def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=None, prompt=None):
-    """A `Setting` of the tiny agent with random weights, and its directory.
+    """Yield (`Setting` of the tiny agent with random weights, its directory).
 
     Args:
       context: "full" or "single_turn".
-      turns: how many turns each group's episodes last, one number a group.
-      shape: `ModelConfig` instead of the tiny agent's, with its vocabulary or a larger one.
+      turns: number of turns of the episodes of each group.
+      shape: `ModelConfig` instead of the tiny agent's, with at least the same vocabulary size.
       prompt: config.env.prompt instead of the tiny agent's.
     """
     config = sokoban.get_config()

@@ -1,4 +1,4 @@
-"""What filtering saves: an iteration's updates on half of the groups against those on all."""
+"""Time that filtering saves: a step's updates on half of the groups against all groups."""
 
 import jax
 import numpy as np

@@ -1,7 +1,7 @@
 """The success and reward of answers that need no reading, for every environment and task.
 
     python -m benchmarks.floors > docs/floors.md
-    python -m benchmarks.floors coin_flip frozen_lake      these alone, as a table
+    python -m benchmarks.floors coin_flip frozen_lake      a table of these names only
 
 Each task of reasoning-gym and each environment whose problems need no file is played on PROBLEMS
 problems of each of the splits train and eval:
@@ -10,8 +10,9 @@ problems of each of the splits train and eval:
               right answers
     actions   with each action repeated, with all of them in turn, and with random ones
 
-A constant that is right by chance (the majority of yes and no) is a floor to be known; one that
-earns more than it is right is a fault of the grader (`Floor.unearned`).
+A constant that is right by chance (the majority of yes and no) is the floor of the task. A constant
+that earns more than the fraction of problems for which it is right shows a fault of the grader
+(`Floor.unearned`).
 """
 
 import argparse
@@ -30,12 +31,12 @@ import numpy as np
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym, package
 
-PROBLEMS = 200  # of each split
+PROBLEMS = 200  # number of problems of each split
 SPLITS = ("train", "eval")
 SECONDS = 30.0  # CPU time per task; slow tasks are measured on fewer problems
-FREQUENT = 5  # right answers of the problems played that are tried on all of them
-MAX_ACTIONS = 12  # action words that are tried one by one
-# Environments whose problems are the user's own, or those of tasks.
+FREQUENT = 5  # number of frequent right answers that are tried on all problems
+MAX_ACTIONS = 12  # maximum number of action words that are tried one by one
+# Environments without their own problems: these are the user's, or those of tasks.
 FOREIGN = ("dataset", "gymnasium", "reasoning_gym", "textarena")
 INTRODUCTION = resources.files(__package__).joinpath("floors.md")
 
@@ -58,7 +59,7 @@ def _paragraph(question: str) -> str:
     return _last([part for part in question.split("\n\n") if part.strip()])
 
 
-# name: question -> answer, made of the question without understanding it
+# name: question -> answer, computed from the question's text alone
 COPIES: dict[str, Callable[[str], str]] = {
     "the question": lambda q: q,
     "the question twice": lambda q: f"{q}\n{q}",
@@ -89,14 +90,14 @@ COPIES: dict[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Floor:
-    """What the best answer that needs no reading earns.
+    """The success and reward of the best answers that need no reading.
 
     problems: number of problems played
-    success: (name of the answer, fraction of the problems that it solves), of the best by that
-    score: (name of the answer, mean return of an episode), of the best by that
-    unearned: (name of the answer, fraction of the problems that it solves without being their
-        right answer, plus what else it earns on average), of the worst by that; ("", 0.0) where
-        the right answers are not known
+    success: (name, fraction of solved problems) of the answer with the highest success
+    score: (name, mean return of an episode) of the answer with the highest return
+    unearned: (name, fraction of the problems that it solves without being their right answer, plus
+        its mean reward for other problems) of the answer with the highest such value; ("", 0.0) if
+        the right answers are unknown
     """
 
     name: str
@@ -107,11 +108,11 @@ class Floor:
 
 
 def of_answers(name: str, envs: list[Any], problems: int, seconds: float) -> Floor:
-    """The floor of environments that take text, one per split.
+    """Return the floor of environments whose actions are texts.
 
     Args:
-      envs: environments of the same task, whose problems are played in turn.
-      problems: of each environment.
+      envs: environments of the same task, one per split; their problems are played in turn.
+      problems: number of problems of each environment.
       seconds: CPU time after which no further problem is played.
     """
     start, drawn = time.process_time(), []
@@ -144,9 +145,11 @@ def of_answers(name: str, envs: list[Any], problems: int, seconds: float) -> Flo
 
 
 def of_actions(name: str, envs: list[Any], problems: int, seconds: float, budget: int) -> Floor:
-    """The floor of environments with action words; arguments as `of_answers`.
+    """Return the floor of environments with action words.
 
-    budget: actions of an episode
+    Args:
+      envs, problems, seconds: as in `of_answers`.
+      budget: maximum number of actions of an episode.
     """
     words = envs[0].actions
     policies = {f"always {word}": [word] * budget for word in words[:MAX_ACTIONS]}
@@ -169,13 +172,13 @@ def of_actions(name: str, envs: list[Any], problems: int, seconds: float, budget
 
 
 def of_task(task: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
-    """The floor of a task of reasoning-gym at its defaults."""
+    """Return the floor of a task of reasoning-gym with its defaults."""
     envs = [ReasoningGym(task=task, split=split) for split in SPLITS]
     return of_answers(task, envs, problems, seconds)
 
 
 def of_environment(name: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
-    """The floor of an environment with the options and the budget of its tiny preset."""
+    """Return the floor of an environment with the options and the budget of its tiny preset."""
     config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
     options = config.env.options.to_dict()
     envs = [make_env(name, split=split, **options) for split in SPLITS]
@@ -185,7 +188,7 @@ def of_environment(name: str, problems: int = PROBLEMS, seconds: float = SECONDS
 
 
 def _episode(env: Any, state: Any, plan: list[str], seed: int) -> tuple[bool, float]:
-    """(whether an action solved it, the sum of rewards) of a plan played to its end."""
+    """Play a plan to its end; return (whether an action solved the problem, sum of rewards)."""
     rng, success, total = np.random.default_rng(seed), False, 0.0
     for action in plan:
         step = env.step(state, action, rng)
@@ -197,7 +200,7 @@ def _episode(env: Any, state: Any, plan: list[str], seed: int) -> tuple[bool, fl
 
 
 def _right(env: Any, state: Any) -> str | None:
-    """The right answer of a problem, if the environment knows it and one text is all of it."""
+    """Return the right answer of a problem, if the environment knows it and it is one text."""
     if isinstance(env, ReasoningGym):
         return state.entry["answer"]
     plan = env.solve(state)
@@ -205,7 +208,7 @@ def _right(env: Any, state: Any) -> str | None:
 
 
 def _same(said: str, right: str | None) -> bool:
-    """Whether two answers are the same text or number, brackets and quotes around them apart."""
+    """Return whether two answers are the same text or number, ignoring brackets and quotes."""
     if right is None:
         return False
     one, other = (" ".join(text.lower().split()).strip("[](){}\"'") for text in (said, right))
@@ -223,7 +226,7 @@ def _best(count: Counter[str], played: int) -> tuple[str, float]:
 
 
 def row(floor: Floor) -> str:
-    """The line of one task or environment in the table."""
+    """Return the line of a task or environment in the table."""
     (one, success), (other, score), (worst, unearned) = floor.success, floor.score, floor.unearned
     names = [_cell(label) if value > 0 else "" for label, value in ((one, success), (other, score))]
     return (

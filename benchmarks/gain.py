@@ -1,10 +1,11 @@
-"""What several runs of one config gained, over the same held-out problems.
+"""Gains of several runs of one config, over the same held-out problems.
 
     python -m benchmarks.gain runs/SEED0 runs/SEED1 runs/SEED2
 
-For each run and for their mean: the last three evaluations minus the one at step 0, in points,
-with a 95 % interval over problems (paired: every evaluation plays the same problems with the same
-noise) and, for the mean, one over runs (Student's t). Of a mixture, each environment by itself.
+The gain of a run is the mean of its last three evaluations minus its evaluation at step 0, in
+points, with a 95 % interval over problems (paired: every evaluation plays the same problems with
+the same noise). The mean gain has another interval over runs (Student's t). For a mixture, each
+environment is reported separately.
 """
 
 import sys
@@ -17,7 +18,7 @@ from ragen_jax.run.run_files import read_outcomes
 
 
 def environments(workdir):
-    """{name: folder of its evaluations} of a run; "" of a run's only environment."""
+    """Return {environment: folder of its evaluations}; the name of an only environment is ""."""
     folder = Path(workdir) / "eval"
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()} or {"": folder}
 
@@ -31,7 +32,11 @@ def main(workdirs):
 
 
 def report(folders):
-    """Prints the gains in one environment; `folders`: of its evaluations, by run."""
+    """Print the gains in one environment.
+
+    Args:
+      folders: {run: folder of the evaluations}.
+    """
     firsts, lasts, gains = [], [], []
     for workdir, folder in folders.items():
         first, *later = read_outcomes(folder).values()

@@ -1,7 +1,7 @@
 """Generation of the tiny agent against PyTorch (transformers) and Tunix, on equal work.
 
-Whole rollouts, environment and tokenizing included on both sides. Ours also returns the
-log-probabilities of what it sampled, which the others are not asked for.
+Whole rollouts, including environment and tokenizing on both sides. This program also returns the
+log-probabilities of the sampled tokens; the others do not compute them.
 """
 
 import os
@@ -24,19 +24,19 @@ from benchmarks.peers import (
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.model.qwen import logits
 
-# Turns that each of eight groups plays. SHRINKING leaves 128, 112, 96, 80 and 64 episodes.
+# Number of turns of each of eight groups. With SHRINKING, 128, 112, 96, 80 and 64 episodes play.
 FIVE = (5,) * 8
 SHRINKING = (1, 2, 3, 4, 5, 5, 5, 5)
 ONE = (1,) * 8
 
 
 def rollout_full(repeats, *, turns=FIVE, members=16):
-    """Five turns with full history, the cache kept, against torch that prefills every turn."""
+    """Five turns with full history: a kept cache, against torch, which prefills every turn."""
     return [_against_torch("full history", repeats, "full", turns, members, target=3)]
 
 
 def rollout_single(repeats, *, turns=SHRINKING, members=16):
-    """Single-turn context while episodes end, and one turn of all, against torch."""
+    """Single-turn context with a shrinking batch, and one turn of all episodes, against torch."""
     return [
         _against_torch("single turns, batch shrinks", repeats, "single_turn", turns, members, 1.2),
         _against_torch("one turn of all", repeats, "single_turn", ONE[: len(turns)], members),
@@ -44,7 +44,7 @@ def rollout_single(repeats, *, turns=SHRINKING, members=16):
 
 
 def rollout_05b(repeats, *, name="qwen2.5-0.5b", turns=(5, 5), members=2, new_tokens=8):
-    """Five turns of the 0.5B shape, full history, against torch and against no kept cache."""
+    """Five turns of the 0.5B shape, full history, against torch and against prefilling."""
     config = shape(name, "float32")
     sizes = dict(turns=turns, members=members, new_tokens=new_tokens, shape=config)
     with tiny_setting(context="full", **sizes) as (setting, directory):
@@ -97,7 +97,11 @@ def _against_torch(name, repeats, context, turns, members, target=None):
 
 
 def _played(setting, generate):
-    """A peer's run of a setting; it must have been shown prompts of the same lengths as ours."""
+    """Return a function that plays a setting with a peer's `generate`.
+
+    Raises:
+      RuntimeError: the lengths of the peer's prompts differ from this program's.
+    """
     shown, _ = setting.play_with(generate)
     ours = sorted(len(turn.prompt) for episode in setting.play() for turn in episode.turns)
     theirs = sorted(len(prompt) for prompts in shown for prompt in prompts)
@@ -119,7 +123,7 @@ def _row(name, setting, repeats, other=None, **fields):
 
 
 def _same_weights(setting, theirs):
-    """Raises AssertionError if a peer's logits behind a prompt are not ours."""
+    """Raise AssertionError if a peer's logits after a prompt differ from this program's."""
     prompt = setting.play()[0].turns[-1].prompt
     hidden, _ = setting.model.apply({"params": setting.params}, jax.numpy.asarray(prompt[None]))
     np.testing.assert_allclose(

@@ -1,8 +1,8 @@
-"""What an accelerator makes of published shapes: decode, updates at length, a step of the paper's.
+"""Published model shapes on an accelerator: decode, updates on long rows, and a paper-sized step.
 
     python -m benchmarks gpu [--shape=NAME] [--repeats=N] [--json]
 
-Random weights: nothing is downloaded.
+Weights are random: nothing is downloaded.
 """
 
 from benchmarks.lengths import length_shape, train_length
@@ -20,11 +20,11 @@ TINY_STEP = dict(turns=(2, 2), members=2, limit=16, slots=3, minibatches=1, micr
 
 
 def gpu(repeats, *, name=None):
-    """Qwen2.5 0.5B and 3B in bfloat16: decode, updates at 16k tokens, a step of the paper's.
+    """Qwen2.5 0.5B and 3B in bfloat16: decode, updates at 16k tokens, and a paper-sized step.
 
-    Decode and updates as shares of the device's limits, the step with slots and rows cut by length
-    against the lock step and padded rows. As in training: float32 parameters, products in
-    bfloat16, sampling from a bfloat16 copy.
+    Decode and updates are reported as fractions of the device's limits. The step is compared, with
+    slots and rows cut by length, against lock step and padded rows. As in training, parameters are
+    float32, products are bfloat16, and sampling uses a bfloat16 copy.
     """
     found = []
     for each in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
@@ -37,7 +37,7 @@ def gpu(repeats, *, name=None):
 
 
 def decoding(repeats, name, *, decode_rows=(1, 64, 128, 256), cached=1024, steps=64):
-    """Rows of decode steps over a cache of so many positions."""
+    """Return the table rows of decode steps over a cache of `cached` positions."""
     config = length_shape(name, DTYPE)
     model, mesh = Qwen(config), make_mesh(data=-1, fsdp=1, tensor=1)
     params = random_params(config)

@@ -1,11 +1,11 @@
-"""Whether figure 3 of RAGEN-2 shows in a run: gradients of its loss's parts by reward variance.
+"""Test of figure 3 of RAGEN-2 on a run: gradients of the loss's parts by reward variance.
 
     python -m ragen_jax.evaluate --workdir=runs/NAME --gradients
     python -m benchmarks.gradient_buckets runs/NAME [--png=FILE]
 
-The figure's claims, as this puts them to the test on the buckets of groups with variance: the norm
-of the task's gradient rises with the bucket (Spearman's correlation at least 0.9), the norm of the
-regularisers' varies by less than 25 % ((largest - smallest) / mean).
+The figure's claims are tested on the buckets of groups with variance: the norm of the task's
+gradient rises with the bucket (Spearman's correlation at least 0.9), and the norm of the
+regularisers' gradient varies by less than 25 % ((largest - smallest) / mean).
 """
 
 import argparse
@@ -27,14 +27,14 @@ COLUMNS = {  # column: figure of diagnostics/gradients.py
     "SNR": "snr",
     "dominance": "dominance",
 }
-FORMS = {"a token": "", "an episode": "_per_episode"}
+FORMS = {"per token": "", "per episode": "_per_episode"}
 
 
 def read_buckets(workdir):
-    """(step, {bucket: its figures}) of a run's newest gradients/step_N.json, `zero` first.
+    """Return (step, {bucket: its figures}) of a run's newest gradients/step_N.json, `zero` first.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the run has no such file.
     """
     paths = sorted((Path(workdir) / "gradients").glob("step_*.json"))
     if not paths:
@@ -43,23 +43,23 @@ def read_buckets(workdir):
     for name, value in json.loads(paths[-1].read_text()).items():
         _, bucket, figure = name.split("/")
         buckets.setdefault(bucket, {})[figure] = value
-    # JSON keeps the order in which the report names them: the lowest first.
+    # JSON keeps the order of the report: the lowest bucket first.
     return int(paths[-1].stem.removeprefix("step_")), buckets
 
 
 def spearman(y):
-    """Rank correlation of a sequence with its own order."""
+    """Return the rank correlation of a sequence with its order."""
     rank = np.argsort(np.argsort(y))
     return float(np.corrcoef(rank, np.arange(len(y)))[0, 1])
 
 
 def spread(y):
-    """(largest - smallest) / mean."""
+    """Return (largest - smallest) / mean."""
     return float((max(y) - min(y)) / np.mean(y))
 
 
 def table(buckets):
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = ["| bucket | " + " | ".join(COLUMNS) + " |", "| --- " * (len(COLUMNS) + 1) + "|"]
     for bucket, row in buckets.items():
         cells = [f"{row[figure]:.3g}" if figure in row else "" for figure in COLUMNS.values()]
@@ -68,26 +68,26 @@ def table(buckets):
 
 
 def verdict(buckets):
-    """The two claims in words, for each form of the norms and for the regulariser's signal."""
+    """Return the results for both claims as text, for each form of the norms and for the signal."""
     rows = [row for bucket, row in buckets.items() if bucket != "zero"]
     lines = []
     for form, suffix in FORMS.items():
         task, pull = ([row[f"{x}_norm{suffix}"] for row in rows] for x in ("task", "regulariser"))
         rises, varies = spearman(task), spread(pull)
         lines.append(
-            f"mean over {form}: task norm rises, Spearman {rises:.2f} "
+            f"mean {form}: Spearman correlation of the task norm {rises:.2f} "
             f"({'' if rises >= RISING else 'not '}reproduced); regulariser norm varies by "
             f"{100 * varies:.0f} % ({'' if varies < FLAT else 'not '}reproduced)"
         )
     signal = [math.sqrt(max(row["regulariser_signal_squared"], 0.0)) for row in rows]
     lines.append(
-        f"the regulariser's signal, norm without noise, varies by {100 * spread(signal):.0f} %"
+        f"the regulariser's signal (its norm without noise) varies by {100 * spread(signal):.0f} %"
     )
     return "\n".join(lines)
 
 
 def plot(buckets, path):
-    """Norms of the parts by bucket, logarithmic, as a PNG."""
+    """Draw the norms of the parts by bucket, on a logarithmic axis, to a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +106,7 @@ def plot(buckets, path):
             yscale="log",
             xlabel="bucket, mean reward variance",
             ylabel="norm of the gradient",
-            title=f"of the mean over {form}",
+            title=f"gradient of the mean {form}",
         )
     panels[0].legend()
     figure.savefig(path, dpi=100)
@@ -115,7 +115,7 @@ def plot(buckets, path):
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gradient_buckets")
     parser.add_argument("workdir", help="folder of a run")
-    parser.add_argument("--png", help="where to draw the norms")
+    parser.add_argument("--png", help="draw the norms to this file")
     options = parser.parse_args()
     try:
         step, buckets = read_buckets(options.workdir)

@@ -1,9 +1,9 @@
-"""DeepCoder's grader: programs side by side on one core and on all, and what a sandbox costs.
+"""DeepCoder's grader: programs in parallel on one core and on all, and the cost of a sandbox.
 
     python -m benchmarks.grading [--programs=64] [--seconds=0.2] [--repeats=3]
 
-A program works for `seconds` of processor time and passes its one test. Sides are measured in turn;
-medians. Figures are in NOTES.md.
+A program works for `seconds` of processor time and passes its one test. Both sides are measured in
+turn, and medians are printed. NOTES.md has the figures.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from ragen_jax.envs.deepcoder import grade, sandbox
 
 TEST = {"input": "", "output": "42", "testtype": "stdin_stdout"}
 WORK = "import time\nwhile time.process_time() < {seconds}: pass\nprint(42)"
-STARTS = 20  # of a sandbox, for what it costs
+STARTS = 20  # number of timed starts of each sandbox
 
 
 def side_by_side(programs, seconds, cores):
-    """Seconds that grading so many programs takes, as many at a time as there are cores."""
+    """Return the seconds of grading `programs` programs, `cores` of them at a time."""
     all_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(all_cores)[:cores])
-    sandbox._turns.cache_clear()  # it counts the cores once
+    sandbox._turns.cache_clear()  # the number of cores is cached
     try:
         start = time.perf_counter()
         with ThreadPoolExecutor(programs) as pool:
@@ -35,12 +35,12 @@ def side_by_side(programs, seconds, cores):
     finally:
         os.sched_setaffinity(0, all_cores)
         sandbox._turns.cache_clear()
-    assert all(found.passed == 1 for found in grades), "a program was not graded as it deserves"
+    assert all(found.passed == 1 for found in grades), "a correct program did not pass"
     return took
 
 
 def start_of(name):
-    """Seconds of a test whose program does next to nothing; None: of a plain process."""
+    """Return the seconds of a test of an almost empty program; name None: of a plain process."""
     start = time.perf_counter()
     if name is None:
         subprocess.run(
@@ -63,7 +63,7 @@ def main():
         for name in names:
             starts[name].append(start_of(name))
     for name, times in starts.items():
-        print(f"{name or 'a plain process'}: {1000 * statistics.median(times):.0f} ms a test")
+        print(f"{name or 'a plain process'}: {1000 * statistics.median(times):.0f} ms per test")
     cores = sorted({1, len(os.sched_getaffinity(0))})
     took = {count: [] for count in cores}
     for _ in range(options.repeats):

@@ -1,8 +1,8 @@
-"""Every task of reasoning-gym: how fast it makes problems, how long they are, whether we take it.
+"""Every task of reasoning-gym: speed and length of its problems, and whether it is accepted.
 
     python -m benchmarks.gym_tasks > docs/reasoning_gym.md
 
-Seconds are CPU time of one core, medians over ITEMS items, or over as many as SECONDS allow.
+Seconds are CPU time of one core: medians over ITEMS items, or over fewer if SECONDS have passed.
 """
 
 import copy
@@ -13,14 +13,15 @@ from importlib import resources
 from ragen_jax.envs.reasoning_gym_tasks import package
 
 ITEMS = 15
-SECONDS = 6.0  # of a task
+SECONDS = 6.0  # maximum CPU time of a task
 FIRST = 1000  # index of the first item
-SIZES = {"word_ladder": 20_000, "list_functions": 10_000}  # of refused ones that take no more
+# Refused tasks: their largest possible size.
+SIZES = {"word_ladder": 20_000, "list_functions": 10_000}
 INTRODUCTION = resources.files(__package__).joinpath("gym_tasks.md")
 
 
 def measure(factory, task):
-    """The figures of one task, a dict."""
+    """Measure a task and return its figures, a dict."""
     start = time.process_time()
     dataset = factory.create_dataset(task, seed=0, size=SIZES.get(task, package.items(task)))
     prepared = time.process_time()
@@ -49,7 +50,7 @@ def measure(factory, task):
 
 
 def row(factory, task):
-    """The line of one task in the table."""
+    """Return the line of a task in the table."""
     state = f"refused: {package.REFUSED[task]}" if task in package.REFUSED else "accepted"
     if task == "composite":
         return f"| `{task}` | | | | | | | {state} |"

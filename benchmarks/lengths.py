@@ -1,11 +1,12 @@
-"""What share of the machine an update of 16k tokens a micro-batch uses: measured, or planned.
+"""Machine utilisation of updates with 16k tokens per micro-batch: measured, or planned.
 
     python -m benchmarks train-length [--shape=NAME] [--tokens=N] [--repeats=N] [--json]
     python -m benchmarks train-length --topology=v5e:4x4 --model=Qwen/Qwen2.5-3B [--tokens=N]
 
-The first measures the default device: model FLOPs (six a weight and token, attention's causal
-half, no recomputation) a second, as a share of the matrix product's rate there. The second compiles
-the update of a training run with libtpu's compiler and says what the roofline allows.
+The first command measures the default device: model FLOPs per second (six per weight and token,
+attention's causal half, no recomputation) as a fraction of the rate of matrix products on that
+device. The second command compiles the update of a training run with libtpu's compiler and prints
+the limits of the roofline.
 """
 
 import argparse
@@ -29,20 +30,25 @@ from ragen_jax.preflight.compile import compile_program, find_topology, quiet_st
 from ragen_jax.programs.shapes import describe
 from ragen_jax.programs.training import programs
 
-TOKENS = 16_384  # of a micro-batch
-LENGTHS = {"tiny": (512, 2048)}  # of rows; of larger shapes:
+TOKENS = 16_384  # tokens of a micro-batch
+LENGTHS = {"tiny": (512, 2048)}  # shape: tokens of a row; for larger shapes:
 LONG = (1024, 4096)
 
 
 def length_shape(name, dtype):
-    """`ModelConfig` as it is trained at length: the device's kernel, layers recomputed."""
+    """Return the `ModelConfig` for training on long rows: the device's kernel, and remat."""
     config = llm.shape(name, dtype)
     kernel = best_kernel(jax.default_backend(), dtype, config.head_dim)
     return dataclasses.replace(config, attention=kernel, remat=True)
 
 
 def train_length(repeats, *, name, dtype, tokens=TOKENS, lengths=None):
-    """Rows of updates on one micro-batch of so many tokens; lengths: of rows, LENGTHS or LONG."""
+    """Return the table rows of updates on one micro-batch.
+
+    Args:
+      tokens: tokens of the micro-batch.
+      lengths: tokens of a row, several values; None: LENGTHS or LONG.
+    """
     config = length_shape(name, dtype)
     found = []
     for length in lengths or LENGTHS.get(name, LONG):
@@ -56,7 +62,7 @@ def train_length(repeats, *, name, dtype, tokens=TOKENS, lengths=None):
                 **compare(run, repeats=repeats, warmup=1),
             )
         )
-        del run  # its parameters, before the next ones are made
+        del run  # free its parameters before the next are created
     return found
 
 
@@ -64,7 +70,7 @@ def train_length(repeats, *, name, dtype, tokens=TOKENS, lengths=None):
 
 
 def planned_config(model, rows, devices):
-    """The settled config of a training run with full history in micro-batches of so many rows."""
+    """Return the complete config of a run with full history and micro-batches of `rows` rows."""
     config = sokoban.get_config("llm")
     config.model.path = model
     config.optimizer.minibatches = 1
@@ -76,11 +82,15 @@ def planned_config(model, rows, devices):
 
 
 def planned(model, devices, chip, *, tokens, length):
-    """What the preflight says of the update of `model` with `tokens` a micro-batch and chip.
+    """Return the preflight's figures for an update of `model`.
+
+    Args:
+      tokens: tokens per micro-batch and chip.
+      length: tokens of a row.
 
     Returns:
       dict: rows of a micro-batch, memory of the fullest chip, seconds of the roofline, and two
-      shares of the chips' peak at that time: of what is computed, and of the model's FLOPs.
+      fractions of the chips' peak in that time: of all computed FLOPs, and of the model's FLOPs.
 
     Raises:
       ValueError: an unknown model, or rows that the run cannot have.
@@ -120,12 +130,16 @@ def main(argv):
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     shapes = ("tiny", *llm.SHAPES)
     parser.add_argument("--shape", default="tiny", choices=shapes, metavar="NAME")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a micro-batch (and chip)")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, help="tokens per micro-batch (and chip)"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--topology", help="plan for a TPU instead, such as v5e:4x4")
-    parser.add_argument("--model", default=presets.LLMS["qwen2.5-3b"], help="hub id to plan for")
-    parser.add_argument("--length", type=int, default=4096, help="tokens of a row to plan for")
+    parser.add_argument(
+        "--model", default=presets.LLMS["qwen2.5-3b"], help="hub id of the planned model"
+    )
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a planned row")
     options = parser.parse_args(argv)
     for name in ("tokens", "repeats", "length"):
         value = getattr(options, name)
@@ -151,5 +165,5 @@ def main(argv):
 
 
 def _lines(found):
-    """A line a figure."""
+    """Return one line per figure."""
     return "\n".join(f"{name:<15} {value}" for name, value in found.items())

@@ -1,4 +1,4 @@
-"""Decode and update of published shapes, random weights; what they must move and compute."""
+"""Decode and updates of published shapes with random weights, and their bytes and FLOPs."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ LEARNING_RATE = 1e-6
 
 
 def shape(name, dtype):
-    """`ModelConfig` of a published shape, or of "tiny"."""
+    """Return the `ModelConfig` of a published shape, or of "tiny"."""
     config = TINY if name == "tiny" else SHAPES[name]
     return dataclasses.replace(config, dtype=dtype)
 
@@ -51,12 +51,12 @@ def shape(name, dtype):
 
 
 def random_params(config):
-    """Random parameters, in float32; made by one program, so that no second copy lives."""
+    """Return random float32 parameters, made by one program so that there is only one copy."""
     return jax.jit(functools.partial(init_params, config))(jax.random.key(0))
 
 
 def decoder(model, params, *, rows, cached, steps):
-    """A function that runs `steps` decode steps of `rows` rows over `cached` positions."""
+    """Return a function that runs `steps` decode steps of `rows` rows over `cached` positions."""
     tokens_BP = np.ones((rows, cached), np.int32)
     length_B = np.full(rows, cached, np.int32)
     segment, logits_BV = prefill(model, params, tokens_BP, length_B)
@@ -71,7 +71,7 @@ def decoder(model, params, *, rows, cached, steps):
             keys_B,
             np.full(rows, steps + 1, np.int32),
             np.float32(1.0),
-            max_new_tokens=steps + 1,  # the first comes from prefill's logits
+            max_new_tokens=steps + 1,  # the first token is drawn from prefill's logits
             stop_ids=(),
         )
         jax.block_until_ready(found.tokens_BT)
@@ -80,7 +80,7 @@ def decoder(model, params, *, rows, cached, steps):
 
 
 def updater(model, params, *, rows, length, micro_batch=None):
-    """A function that runs one update of `rows` rows of `length` tokens, by plain SGD."""
+    """Return a function that runs one update of `rows` rows of `length` tokens, by plain SGD."""
     optimizer = optax.sgd(LEARNING_RATE)
     mesh = make_mesh(data=-1, fsdp=1, tensor=1)
     shape_BT = rows, length
@@ -122,26 +122,26 @@ def updater(model, params, *, rows, length, micro_batch=None):
 
 
 def weights(config):
-    """Parameters that every token's forward pass multiplies with (a tied head counts once)."""
+    """Return the number of parameters in a token's matrix products (a tied head counts once)."""
     D, heads = config.width, config.heads + config.kv_heads
     layer = 2 * D * config.head_dim * heads + 3 * D * config.mlp_width
     return config.layers * layer + config.vocab_size * D
 
 
 def decode_bytes(config, *, rows, cached, steps, itemsize):
-    """Weights and cache, each read once a step."""
+    """Return the bytes of decode steps: weights and cache, each read once per step."""
     position = 2 * config.layers * config.kv_heads * config.head_dim
     return steps * itemsize * (weights(config) + rows * (cached + steps / 2) * position)
 
 
 def decode_flops(config, *, rows, cached, steps):
-    """Products with the weights, and attention over the cache."""
+    """Return the FLOPs of decode steps: products with the weights, and attention to the cache."""
     attention = 2 * config.layers * config.heads * config.head_dim * (cached + steps / 2)
     return 2 * steps * rows * (weights(config) + attention)
 
 
 def update_flops(config, *, rows, length):
-    """Forward and backward: three times the forward products; attention sees half on average."""
+    """Return the FLOPs of an update: three times the forward pass, with half of all attention."""
     attention = 2 * config.layers * config.heads * config.head_dim * length / 2
     return 6 * rows * length * (weights(config) + attention)
 
@@ -150,7 +150,7 @@ def update_flops(config, *, rows, length):
 
 
 def torch_random(config):
-    """transformers' Qwen2 of a shape, random weights."""
+    """Return transformers' Qwen2 of a shape, with random weights."""
     torch = need("torch")
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -172,12 +172,12 @@ def torch_random(config):
             parameter.uniform_(-0.03, 0.03)
         rotary = model.model.rotary_emb
         half = torch.arange(config.head_dim // 2) / (config.head_dim // 2)
-        rotary.inv_freq.copy_(config.rope_theta**-half)  # a buffer that to_empty left unset
+        rotary.inv_freq.copy_(config.rope_theta**-half)  # to_empty does not set this buffer
     return model
 
 
 def torch_decoder(model, *, rows, cached, steps):
-    """As `decoder`: a loop of single steps, sampling at temperature 1."""
+    """Return the same as `decoder` in torch: a loop of steps, sampling at temperature 1."""
     torch = need("torch")
     with torch.inference_mode():
         found = model(torch.ones(rows, cached, dtype=torch.long), use_cache=True, logits_to_keep=1)
@@ -189,7 +189,7 @@ def torch_decoder(model, *, rows, cached, steps):
     @torch.inference_mode()
     def run():
         if cache.get_seq_length() > cached:
-            cache.crop(cached - cache.get_seq_length())  # negative: how many to forget
+            cache.crop(cached - cache.get_seq_length())  # negative: number of positions to remove
         token_B1 = draw(first_BV)
         for _ in range(steps):
             found = model(token_B1, past_key_values=cache, use_cache=True)
@@ -200,7 +200,7 @@ def torch_decoder(model, *, rows, cached, steps):
 
 
 def torch_updater(model, *, rows, length):
-    """As `updater`: forward, backward and SGD, gradient norm included."""
+    """Return the same as `updater` in torch: forward, backward, gradient norm and SGD."""
     torch = need("torch")
     model.train()
     tokens_BT = torch.randint(0, model.config.vocab_size, (rows, length))

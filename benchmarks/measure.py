@@ -1,4 +1,4 @@
-"""Two ways of doing one thing, timed in turn; what the machine can do at most; the table."""
+"""Timing of two functions in turn, the limits of the machine, and the table of results."""
 
 import dataclasses
 import json
@@ -17,32 +17,32 @@ class Row:
     name: str
     ours: float
     other_name: str = ""
-    other: float | None = None  # None: nothing to compare with, or the peer is not installed
+    other: float | None = None  # None: no comparison, or the peer is not installed
     ratio: float | None = None  # median over repeats of other / ours: above 1, ours is faster
-    target: float | None = None  # of the ratio
-    work: float | None = None  # tokens (or what `unit` says) of one run
+    target: float | None = None  # minimum ratio
+    work: float | None = None  # amount of work of one run, in `unit`
     unit: str = "tokens"
-    bytes: float | None = None  # that one run of ours must move at least
-    flops: float | None = None  # that one run of ours must compute at least
-    skipped: str = ""  # why there is no other
+    bytes: float | None = None  # minimum bytes that one run of ours moves
+    flops: float | None = None  # minimum FLOPs that one run of ours computes
+    skipped: str = ""  # reason why the other was not run
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What simple programs reach on the default device."""
+    """Rates of simple programs on the default device."""
 
-    copy: float  # bytes a second, read and written both counted
-    product: float  # floating-point operations a second, square matrix product
-    dtype: str  # of the product
+    copy: float  # bytes per second, read plus written
+    product: float  # floating-point operations per second of a square matrix product
+    dtype: str  # dtype of the product
 
 
 def compare(ours, other=None, *, repeats, warmup=2):
-    """Medians of functions without arguments that are run in turn.
+    """Run functions without arguments in turn, and return their median times.
 
-    Each function must wait for its own result. `other` may be None.
+    Each function must wait for its result. `other` may be None.
 
     Returns:
-      dict of ours and, with an other, other and ratio: the arguments of a `Row`.
+      {"ours": seconds} and, if `other` is given, "other" and "ratio": arguments of a `Row`.
     """
     seconds = []
     for _ in range(warmup + repeats):
@@ -51,7 +51,7 @@ def compare(ours, other=None, *, repeats, warmup=2):
 
 
 def summarise(seconds):
-    """The medians of [(ours,) or (ours, other), ...], and of other / ours within a pair."""
+    """Return the medians of [(ours,) or (ours, other), ...], and of other / ours of each pair."""
     found = {"ours": statistics.median(pair[0] for pair in seconds)}
     if len(seconds[0]) > 1:
         found["other"] = statistics.median(pair[1] for pair in seconds)
@@ -66,7 +66,7 @@ def _time(function):
 
 
 def limits(dtype="float32"):
-    """`Limits` of the default device, the best of some runs."""
+    """Measure the `Limits` of the default device, the best of some runs."""
     on_cpu = jax.default_backend() == "cpu"
     x = jnp.zeros((64 if on_cpu else 1024, 1 << 20), jnp.float32)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -83,9 +83,9 @@ def limits(dtype="float32"):
 
 
 def report(case, rows, before, after, *, repeats):
-    """The JSON object of a case: its rows, the limits on either side of it, shares and rates.
+    """Return the JSON object of a case: rows with rates and shares, and limits before and after.
 
-    A share is what ours reached of the better of the two measured limits.
+    A share is our rate as a fraction of the higher of the two measured limits.
     """
     copy, product = max(before.copy, after.copy), max(before.product, after.product)
     lines = []
@@ -114,12 +114,12 @@ def report(case, rows, before, after, *, repeats):
 
 
 def as_json(found):
-    """One line."""
+    """Return a report as one line of JSON."""
     return json.dumps(found)
 
 
 def as_table(found):
-    """A report for people."""
+    """Return a report as a table."""
     head = ("", "ours", "other", "ratio", "target", "rate", "of copy", "of product")
     table = [head]
     notes = []

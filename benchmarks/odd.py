@@ -1,12 +1,12 @@
-"""Inputs that nobody should give: what each command says, and how long it says nothing.
+"""Odd inputs: the messages of each command, and its longest silence.
 
     python -m benchmarks odd [--count=300] [--seed=0] [--out=FILE.json]
 
-Half of them are fields of the config with odd values, the rest flags with odd paths and words, and
-files of a run, a model or rollouts that are damaged. Each command runs in a process of its own,
-forked from one that has imported everything. An input that is used for what it is may run for
-`LIVES` seconds. What is wrong: a traceback, an exit code that docs/recovery.md does not have, or
-more than `SILENCE` seconds without a line.
+Half of the inputs are fields of the config with odd values. The others are flags with odd paths and
+words, and damaged files of a run, a model or rollouts. Each command runs in a separate process,
+forked from a process that has imported everything. A command that accepts its input may run for
+`LIVES` seconds. Errors are a traceback, an exit code that is not in docs/recovery.md, and more than
+`SILENCE` seconds without a line.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from ragen_jax.configs import sokoban
 from ragen_jax.storage.checksums import CHECKSUMS
 
 LIVES = 30.0  # seconds
-SILENCE = 10.0  # seconds; a line that is due every 10 may come a second late, or more under load
+SILENCE = 10.0  # seconds; a line that is due every 10 s may be a second late, or more under load
 LATE = 2.0
-CODES = (0, 2, 3, 4)  # that are promised of commands that nobody stops
+CODES = (0, 2, 3, 4)  # exit codes of commands that are not stopped by a signal
 SMALL = {
     **{"steps": 1, "env.max_turns": 2, "rollout.groups": 2, "rollout.group_size": 2},
     **{"rollout.max_new_tokens": 8, "eval.episodes": 8, "optimizer.micro_batch": 2},
@@ -46,7 +46,7 @@ ODD = {
     str: TEXTS,
     tuple: ("()", "(nan,)", "(1,", "((((", "('a', 3)", "-1"),
 }
-# command: flags that take a path. Behind them, other flags with odd values.
+# command: flags that take a path. NUMBERS has other flags, with odd values.
 PATHS = {
     "train": ("--workdir", "--config", "--config.model.path"),
     "evaluate": ("--workdir", "--model"),
@@ -77,7 +77,7 @@ READERS = (
 
 
 def settings(rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """Command lines that set a field to an odd value."""
+    """Return command lines that set a field to an odd value."""
     config = sokoban.get_config()
     found = []
     for name, value in flat(config).items():
@@ -90,7 +90,7 @@ def settings(rng: np.random.Generator) -> list[tuple[str, ...]]:
 
 
 def flat(config: ConfigDict, prefix: str = "") -> dict[str, object]:
-    """{dotted name: value} of all fields."""
+    """Return {dotted name: value} of all fields."""
     found: dict[str, object] = {}
     for name, value in config.items():
         inner = flat(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else None
@@ -99,7 +99,7 @@ def flat(config: ConfigDict, prefix: str = "") -> dict[str, object]:
 
 
 def words(rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """Command lines with odd paths, numbers and words."""
+    """Return command lines with odd paths, numbers and words."""
     paths = ("EMPTY", "FILE", "GONE", "BYTES", "MODEL", "RUN", *TEXTS)
     found = []
     for command, flags in PATHS.items():
@@ -118,7 +118,7 @@ def words(rng: np.random.Generator) -> list[tuple[str, ...]]:
 
 
 def damages(rng: np.random.Generator, run: Path, model: Path, rollouts: Path):
-    """(command line, file, what becomes of it) of files that a command reads."""
+    """Return tuples (command line, file that it reads, name of the damage, function of bytes)."""
     contents = {
         "cut": lambda b: b[: len(b) // 2],
         "empty": lambda b: b"",
@@ -152,7 +152,7 @@ def shuffled(rng: np.random.Generator, found: list) -> list:
 
 
 def call(command: str, *given: str, lives: float = LIVES) -> dict[str, object]:
-    """{code, output, gap, seconds} of a command; code None: it was still running."""
+    """Run a command; return {code, output, gap, seconds}, with code None if it still runs."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -179,7 +179,7 @@ def call(command: str, *given: str, lives: float = LIVES) -> dict[str, object]:
 
 
 def become(command: str, given: tuple[str, ...], output: int) -> None:
-    """Runs a command in this process, which ends with it."""
+    """Run a command in this process, and end the process."""
     from ragen_jax import __main__ as commands
 
     code = 1
@@ -208,13 +208,13 @@ def become(command: str, given: tuple[str, ...], output: int) -> None:
 
 
 def wrong(found: dict) -> str:
-    """What was not as promised; "": nothing."""
+    """Return the error of a command's result; "" if there is none."""
     if "Traceback (most recent call last)" in found["output"]:
         return "a traceback"
     if found["code"] not in (None, *CODES):
         return f"exit code {found['code']}"
     if found["code"] == 2 and not found["output"].strip():
-        return "exit code 2 without a word"
+        return "exit code 2 without a message"
     if found["gap"] > SILENCE + LATE:
         return f"{found['gap']:.0f} s of silence"
     return ""
@@ -225,7 +225,7 @@ def main(argv: list[str]) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="every input as JSON")
+    parser.add_argument("--out", type=Path, help="write every input to this JSON file")
     given = parser.parse_args(argv)
     import_all()
     root = Path(tempfile.mkdtemp(prefix="odd-"))
@@ -254,7 +254,7 @@ def main(argv: list[str]) -> None:
 
 
 def import_all() -> None:
-    """What commands import, before they are forked; no device is looked for."""
+    """Import the modules of all commands before they are forked, without initialising a device."""
     import orbax.checkpoint  # noqa: F401
     import tensorflow_datasets  # noqa: F401
     import transformers  # noqa: F401
@@ -263,14 +263,14 @@ def import_all() -> None:
 
 
 def prepare(root: Path) -> dict[str, Path]:
-    """What stands for the capital words: an agent, a run of it, its rollouts, odd paths."""
+    """Make an agent, a run of it, its rollouts and odd paths; return {placeholder: path}."""
     os.environ |= {"XDG_CACHE_HOME": str(root / "cache"), "JAX_PLATFORMS": "cpu"}
     os.chdir(root)
     places = {name: root / "kept" / name.lower() for name in ("MODEL", "RUN", "ROLLOUTS")}
     child = os.fork()
-    if child == 0:  # which looks for devices
+    if child == 0:  # a child, because this initialises a device
         make_agent(places["MODEL"], 32)
-        (places["MODEL"] / CHECKSUMS).unlink()  # as of a model that somebody else wrote
+        (places["MODEL"] / CHECKSUMS).unlink()  # a model from another source has no checksums
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         raise RuntimeError("the agent could not be made")
@@ -289,10 +289,10 @@ def prepare(root: Path) -> dict[str, Path]:
 
 
 def attempt(root: Path, places: dict[str, Path], line: tuple[str, ...], damage) -> dict:
-    """What a command line does, on a copy of what it may damage."""
+    """Run a command line on a copy of the files that it may damage; return the result of `call`."""
     work = root / "work"
     work.mkdir()
-    if os.geteuid() == 0:  # a device of our own, that a command might replace by a file
+    if os.geteuid() == 0:  # a separate device, since a command might replace it by a file
         os.mknod(places["NULL"], 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     here = dict(places)
     for name in ("RUN", "MODEL", "ROLLOUTS"):
@@ -310,7 +310,7 @@ def attempt(root: Path, places: dict[str, Path], line: tuple[str, ...], damage) 
         elif how != "gone":
             file.write_bytes(content(before))
     filled = [fill(word, here) for word in line]
-    os.chdir(work)  # where what has no path of its own is written
+    os.chdir(work)  # files with relative paths are written here
     try:
         return call(*filled)
     finally:
@@ -330,7 +330,7 @@ def fill(word: str, places: dict[str, Path]) -> str:
 
 
 def as_table(trials: list[dict]) -> str:
-    """A line a kind: how many were refused, used, still running, wrong, and the longest silence."""
+    """Return a table: numbers refused, used and wrong of each kind, and the longest silence."""
     rows = ["| input | tried | refused (2) | used | wrong | longest silence |", "| --- " * 6 + "|"]
     for kind in [*dict.fromkeys(trial["kind"] for trial in trials), "all"]:
         mine = [trial for trial in trials if kind in (trial["kind"], "all")]

@@ -1,4 +1,4 @@
-"""What padding costs an update: rows cut by length against rows padded to the longest of all."""
+"""Cost of padding in an update: rows cut by length against rows padded to the longest row."""
 
 import contextlib
 from unittest import mock
@@ -17,7 +17,7 @@ from ragen_jax.update import buckets
 from ragen_jax.update.optimize import MinibatchLayout
 from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
-# Rows of a quarter of the paper's tokens, and a model that two cores update in seconds.
+# Rows have a quarter of the paper's tokens, and two cores update the model in seconds.
 MODEL = ModelConfig(
     vocab_size=1024, width=128, layers=6, heads=2, kv_heads=1, head_dim=64, mlp_width=512
 )
@@ -26,13 +26,14 @@ PROMPT, OBSERVATION, MEAN_REPLY, LIMIT = 75, 15, 30, 100
 
 
 def row_lengths(rng):
-    """int [EPISODES]: tokens of rows of five turns; a turn's mean reply is 0.3 of the limit."""
+    """Draw the tokens of rows of five turns, int [EPISODES]; replies have a mean of 0.3 limits."""
     replies = np.minimum(rng.geometric(1 / MEAN_REPLY, (EPISODES, TURNS)), LIMIT)
     return PROMPT + (TURNS - 1) * OBSERVATION + replies.sum(1)
 
 
 def batch_of(length_B, rng, vocab_size):
-    """(`Batch` of random rows that are learnt from behind their first prompt, advantages)."""
+    """Return (`Batch` of random rows whose tokens after the first prompt are trained on,
+    advantages)."""
     B, T = len(length_B), length_bucket(length_B.max())
     position = np.arange(T)
     inside = position < length_B[:, None]
@@ -53,14 +54,14 @@ def batch_of(length_B, rng, vocab_size):
 
 
 def whole(minibatches, length_B, T, *, micro_batch):
-    """In place of `buckets.cut`, as it was before: every row as long as the longest of the step."""
+    """Replace `split_by_length` of buckets.py: pad every row to the longest row of the step."""
     return [[buckets.Piece(rows, T)] for rows in minibatches]
 
 
 def padded_update(repeats):
-    """The updates of a step on rows of the paper's lengths, cut by length, against padded rows.
+    """Updates of a step on rows with the paper's length distribution, cut by length or padded.
 
-    64 episodes of five turns with the whole history, in two minibatches of micro-batches of four.
+    64 episodes of five turns with full history, in two minibatches with micro-batches of four rows.
     """
     rng = np.random.default_rng(0)
     length_B = row_lengths(rng)
@@ -91,8 +92,8 @@ def padded_update(repeats):
     found = compare(ours, other, repeats=repeats)
     return [
         Row(
-            name=f"updates of a step, real share {shares['cut']:.2f}",
-            other_name=f"padded to the longest, real share {shares['padded']:.2f}",
+            name=f"updates of a step, token efficiency {shares['cut']:.2f}",
+            other_name=f"padded to the longest, token efficiency {shares['padded']:.2f}",
             target=1.4,
             work=int(length_B.sum()),
             flops=sum(update_flops(MODEL, rows=1, length=int(n)) for n in length_B),

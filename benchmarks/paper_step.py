@@ -1,9 +1,8 @@
-"""A whole step of the paper's setting: rollout and updates, with slots and cutting and without.
+"""A whole step of the paper's setting: with slots and rows cut by length, and without.
 
-128 episodes of five turns with their whole history and rules that are 890 tokens long, replies
-whose planted lengths (slots.py) are geometric with a mean of 0.3 of 400 tokens; four minibatches.
-Both sides play the same episodes. The head of zeros that plants the lengths is a matrix like any
-other to the device.
+128 episodes of five turns with full history and rules of 890 tokens; four minibatches. Replies have
+planted lengths (slots.py), geometric with a mean of 0.3 of 400 tokens. Both sides play the same
+episodes. The head of zeros that plants the lengths costs the device as much as any other matrix.
 """
 
 import contextlib
@@ -42,14 +41,18 @@ def paper_step(
     minibatches=MINIBATCHES,
     micro_batch=MICRO_BATCH,
 ):
-    """Rows of the rollout alone, the updates alone, and both, of a `ModelConfig` named `name`."""
-    shape = dataclasses.replace(shape, tied=False)  # slots.py plants a head of its own
+    """Return the table rows of the rollout, of the updates, and of both.
+
+    Args:
+      name, shape: name and `ModelConfig` of the model.
+    """
+    shape = dataclasses.replace(shape, tied=False)  # slots.py replaces the head
     sizes = dict(turns=turns, members=members, limit=limit, shape=shape, prompt="full")
     with planted(heavy=True, **sizes) as setting:
         mesh, optimizer = make_mesh(data=-1, fsdp=1, tensor=1), optax.sgd(LEARNING_RATE)
         held = [init_state(setting.params, optimizer, mesh)]
         policy = sampling_params(held[0].params, setting.model, mesh)
-        if shape.dtype == "float32":  # the copy is the parameters themselves, which updates donate
+        if shape.dtype == "float32":  # sampling would use the parameters, which updates donate
             policy = jax.tree.map(jnp.copy, policy)
         setting = dataclasses.replace(setting, params=policy)
 
@@ -87,7 +90,7 @@ def paper_step(
         sampled = sum(len(turn.sampled) for e in episodes for turn in e.turns)
         sides = {
             f"rollout, {slots} slots": (lambda: play(slots), lambda: play(0)),
-            f"updates, real share {shares[0]:.2f} for {shares[1]:.2f}": (
+            f"updates, token efficiency {shares[0]:.2f} instead of {shares[1]:.2f}": (
                 lambda: learn(episodes, cut),
                 lambda: learn(episodes, padded),
             ),

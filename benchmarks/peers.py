@@ -1,8 +1,8 @@
-"""The other programs: generation by PyTorch (transformers) and by Google Tunix.
+"""Other programs: generation by PyTorch (transformers) and by Google Tunix.
 
 Both are optional. A generator takes prompts, a list of token id arrays, and a number of new
-tokens, and returns the sampled ids [rows, new]: temperature 1, no truncation, no early stop, and
-no log-probabilities, which ours computes besides.
+tokens, and returns the sampled ids [rows, new]: temperature 1, no truncation and no early stop.
+Unlike this program, it returns no log-probabilities.
 """
 
 import importlib
@@ -23,10 +23,10 @@ class PeerMissing(Exception):
 
 
 def need(name):
-    """The module of a peer.
+    """Import and return the module of a peer.
 
     Raises:
-      PeerMissing: it, or something that it imports, is not installed.
+      PeerMissing: the module, or one of its imports, is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -35,7 +35,7 @@ def need(name):
 
 
 def torch_model(directory):
-    """The model of a directory in Hugging Face format, opened by transformers."""
+    """Load the model of a directory in Hugging Face format with transformers."""
     torch = need("torch")
     from transformers import AutoModelForCausalLM
 
@@ -47,10 +47,10 @@ def torch_model(directory):
 
 
 def choose_threads(run):
-    """Lets torch use one thread or all cores, whichever ran `run` faster, and says which.
+    """Let torch use one thread or all cores, whichever runs `run` faster; return its name.
 
-    A tiny model's operations are too small for threads, and where other programs use the cores,
-    threads that wait for one another cost up to ten times.
+    A tiny model's operations are too small for threads. If other programs use the cores, threads
+    that wait for each other can take ten times as long.
     """
     torch = need("torch")
     seconds = {1: [], os.cpu_count(): []}
@@ -66,7 +66,7 @@ def choose_threads(run):
 
 
 def torch_generator(directory):
-    """generate(prompts, new_tokens) -> ids, by transformers: every prompt is prefilled."""
+    """Return generate(prompts, new_tokens) -> ids by transformers; every prompt is prefilled."""
     model = torch_model(directory)
     torch = need("torch")
 
@@ -92,14 +92,14 @@ def torch_generator(directory):
 
 
 def torch_batcher(directory, stop_ids, *, tokens, in_flight=16, page=16):
-    """generate(prompts, new_tokens) -> [ids of each], by transformers' continuous batching.
+    """Return generate(prompts, new_tokens) -> [ids of each] by transformers' continuous batching.
 
-    A reply ends at a stop id, and the next prompt takes its place; what prompts begin with alike
-    is read once as far as pages go. Two cores were fastest with 16 replies at a time.
+    A reply ends at a stop id, and the next prompt takes its place. Common prefixes of prompts are
+    read once, in whole pages. Two cores were fastest with 16 replies at a time.
 
     Args:
-      tokens: of all prompts and replies that are held at a time, for which its cache has pages.
-      in_flight: replies at a time.
+      tokens: total tokens of the prompts and replies in the cache at a time.
+      in_flight: number of replies at a time.
     """
     model = torch_model(directory)
     model.set_attn_implementation("sdpa")  # other kernels of its paged cache need a GPU
@@ -136,7 +136,7 @@ def torch_batcher(directory, stop_ids, *, tokens, in_flight=16, page=16):
 
 
 def torch_logits(directory, prompt):
-    """Logits behind a prompt, to see that the weights are the same."""
+    """Return the logits after a prompt, to check that the weights are the same."""
     model = torch_model(directory)
     torch = need("torch")
     with torch.inference_mode():
@@ -144,12 +144,16 @@ def torch_logits(directory, prompt):
 
 
 def tunix_model(directory, config):
-    """Tunix's Qwen2 with the weights of a directory. config: our `qwen.ModelConfig`."""
+    """Return Tunix's Qwen2 with the weights of a directory.
+
+    Args:
+      config: the `qwen.ModelConfig` of the directory.
+    """
     need("tunix")
     try:
         from tunix.models.qwen2.model import ModelConfig
         from tunix.models.qwen2.params import create_model_from_safe_tensors
-    except ImportError as error:  # installed without what it needs
+    except ImportError as error:  # installed without its dependencies
         raise PeerMissing(f"skipped: tunix ({error}); {COMMANDS['tunix']}") from error
     return create_model_from_safe_tensors(
         str(directory),
@@ -169,10 +173,10 @@ def tunix_model(directory, config):
 
 
 def tunix_generator(directory, config, *, prompt_width, new_tokens):
-    """generate(prompts, new_tokens) -> ids, by Tunix's sampler.
+    """Return generate(prompts, new_tokens) -> ids by Tunix's sampler.
 
     Args:
-      prompt_width: padded length of prompts, the same that ours pads to.
+      prompt_width: padded length of prompts, the same as in this program.
     """
     model = tunix_model(directory, config)
     from tunix.generate.sampler import CacheConfig, Sampler
@@ -207,7 +211,7 @@ def tunix_generator(directory, config, *, prompt_width, new_tokens):
 
 
 def tunix_logits(directory, config, prompt):
-    """Logits behind a prompt, to see that the weights are the same."""
+    """Return the logits after a prompt, to check that the weights are the same."""
     length = len(prompt)
     mask_1TT = np.tril(np.ones((1, length, length), bool))
     found, _ = tunix_model(directory, config)(
@@ -239,7 +243,7 @@ class _Ids:
 
 
 def pad_left(prompts):
-    """(int64 [rows, width], mask) of prompts that end together, as generation in torch wants."""
+    """Return (ids int64 [rows, width], mask) of left-padded prompts, for generation in torch."""
     width = max(map(len, prompts))
     ids_BT = np.zeros((len(prompts), width), np.int64)
     mask_BT = np.zeros_like(ids_BT)

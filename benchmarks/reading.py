@@ -1,4 +1,4 @@
-"""What reading replies takes on the host."""
+"""Time of reading replies on the host."""
 
 import dataclasses
 import re
@@ -10,7 +10,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import Reply, make_chat, token_span
 
-VOCABULARY = 150_000  # about Qwen2.5's
+VOCABULARY = 150_000  # about the size of Qwen2.5's vocabulary
 _REASONING = re.compile(rb"(.*?)</think>", re.DOTALL)
 _ANSWER = re.compile(rb"</think>\s*<answer>(.*?)</answer>\s*\Z", re.DOTALL)
 _CALL = re.compile(rb"</think>\s*<tool_call>(.*?)</tool_call>\s*\Z", re.DOTALL)
@@ -39,7 +39,7 @@ def reading(repeats, *, replies=1024, tokens=4096):
 
 
 def _replies(replies, tokens):
-    """(`Chat`, ids [replies, tokens]): long reasonings, an answer, over a large vocabulary."""
+    """Return (`Chat`, ids [replies, tokens]): long reasonings and an answer, large vocabulary."""
     rng = np.random.default_rng(0)
     chat = make_chat(
         build_tokenizer(Sokoban.words),
@@ -54,7 +54,7 @@ def _replies(replies, tokens):
     words = [bytes(row[:length]) for row, length in zip(letters, lengths, strict=True)]
     chat = dataclasses.replace(chat, token_bytes=(*chat.token_bytes, *words))
     answer = chat.reply_ids("</think><answer>Up || Down</answer>")
-    # As frequent as those of a language: the n-th by 1 / n (Zipf).
+    # The frequencies of a language: in proportion to 1 / n for the n-th word (Zipf).
     share = 1 / np.arange(1, len(words) + 1)
     drawn_BT = rng.choice(len(words), size=(replies, tokens), p=share / share.sum())
     ids_BT = (VOCABULARY - len(words) + drawn_BT).astype(np.int32)
@@ -63,7 +63,7 @@ def _replies(replies, tokens):
 
 
 def read_one_by_one(chat, sampled):
-    """What `chat.read` says, as it was first written: a piece a token, and expressions."""
+    """Return the result of `chat.read` by its first method: token by token, with expressions."""
     if len(sampled) and int(sampled[-1]) in chat.stop_ids:
         sampled = sampled[:-1]
     table = chat.token_bytes

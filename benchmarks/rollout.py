@@ -2,8 +2,8 @@
 
     python -m benchmarks.rollout [--repeats=15]
 
-Environment, tokenizing and reading replies included. The contexts, and the share of
-cross-scoring in a step's time, are measured in turn in one process; medians are printed.
+Environment, tokenizing and reading of replies are included. Both contexts, and cross-scoring by
+shared prompts and by pairs, are measured in turn in one process; medians are printed.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""What the checksums of a checkpoint cost: the save itself, and the training beside it."""
+"""Cost of a checkpoint's checksums: for the save, and for the training in parallel with it."""
 
 import itertools
 import tempfile
@@ -12,12 +12,12 @@ from benchmarks.measure import Row, compare, summarise
 from ragen_jax.run import checkpoint
 from ragen_jax.update.state import TrainState
 
-ARRAYS, SIDE = 20, 2500  # of float32: 500 MB
-PRODUCTS = 10  # of matrices of that side, which run beside a save
+ARRAYS, SIDE = 20, 2500  # number and side of float32 matrices: 500 MB
+PRODUCTS = 10  # number of products of such matrices that run in parallel with a save
 
 
 def saving(repeats, *, side=SIDE, products=PRODUCTS):
-    """A save of 500 MB with checksums against one without, waited for and in the background."""
+    """A save of 500 MB with checksums against a save without: alone, and in the background."""
     key = jax.random.key(0)
     params = {str(i): jax.random.normal(key, (side, side)) for i in range(ARRAYS)}
     kl_scale = jnp.float32(1.0)
@@ -34,7 +34,7 @@ def saving(repeats, *, side=SIDE, products=PRODUCTS):
         waited, beside = [], []
 
         def work():
-            """(seconds until the save goes on in the background, until the products are done)."""
+            """Return seconds until the save is in the background, and until the products end."""
             start = time.perf_counter()
             checkpoints.save(next(steps), state)
             middle = time.perf_counter()
@@ -51,9 +51,9 @@ def saving(repeats, *, side=SIDE, products=PRODUCTS):
         checkpoints.close()
     return [
         Row("a save with checksums, to its end", **row, other_name="without"),
-        Row("what the training waits for", **summarise(waited[1:]), other_name="without"),
+        Row("waiting time of the training", **summarise(waited[1:]), other_name="without"),
         Row(
-            f"and {products} products, the save beside them",
+            f"and {products} products in parallel with the save",
             **summarise(beside[1:]),
             other_name="without",
         ),
@@ -61,6 +61,6 @@ def saving(repeats, *, side=SIDE, products=PRODUCTS):
 
 
 def _without(function):
-    """What a function returns where saves have no checksums."""
+    """Call a function while saves write no checksums, and return its result."""
     with mock.patch.object(checkpoint, "write_checksums", lambda folder: None):
         return function()

@@ -1,6 +1,6 @@
-"""Cross-scoring by shared prompts against a forward pass for every pair; what its cost grows with.
+"""Cross-scoring by shared prompts against a forward pass for every pair, and its growth.
 
-    python -m benchmarks scoring                              the two against each other
+    python -m benchmarks scoring                              compare the two methods
     python -m benchmarks.scoring [--repeats=5] [--png=FILE]   growth of time and memory
 
 The model has the tiny agent's shape and random weights; tokens are random.
@@ -23,8 +23,8 @@ from ragen_jax.model.qwen import ModelConfig, Qwen
 SHAPE = ModelConfig(
     vocab_size=512, width=96, layers=2, heads=4, kv_heads=1, head_dim=24, mlp_width=256
 )
-MICRO_BATCH, PAIRS = 32, 2  # rows a call of ours and of the pairs: about the fastest of each
-# prompts, reasonings, mean tokens of each, wanted ratio
+MICRO_BATCH, PAIRS = 32, 2  # rows per call, shared prompts and pairs: about the fastest
+# number of prompts, number of reasonings, mean tokens of a prompt and of a reasoning, target ratio
 SIZES = ((8, 128, 350, 80, 4), (64, 64, 900, 80, 8))
 BASE = {"M": 32, "N": 16, "P": 256, "Z": 64}
 VARIED = {
@@ -57,7 +57,7 @@ def scoring(repeats, *, sizes=SIZES):
         (score, length_M), (expected, _) = found["ours"], found["naive"]
         apart = np.abs((score - expected) / length_M[:, None]).max()
         if apart > 1e-4:
-            raise RuntimeError(f"the two differ by {apart:.2g} nats a token")
+            raise RuntimeError(f"the two methods differ by {apart:.2g} nats per token")
         tokens, lengths = sum(map(len, prompts)), sum(map(len, reasonings))
         ceiling = (M * tokens + N * lengths) / (tokens + N * lengths)
         memory = call_memory(N=N, M=M, P=max(map(len, prompts)), Z=max(map(len, reasonings)))
@@ -75,15 +75,15 @@ def scoring(repeats, *, sizes=SIZES):
 
 
 def _ids(rng, count, mean, spread):
-    """Lists of random token ids, of random lengths."""
+    """Return `count` lists of random token ids, of random lengths."""
     lengths = rng.integers(mean - spread, mean + spread + 1, count)
     return [rng.integers(0, SHAPE.vocab_size, length).tolist() for length in lengths]
 
 
 def call_memory(*, N, M, P, Z):
-    """Bytes that the largest device call holds: inputs, temporaries and outputs without parameters.
+    """Return the bytes of the largest device call, as reported by the compiler.
 
-    By the compiler's account. Two calls are under way at most.
+    These are inputs, temporaries and outputs, without parameters. At most two calls are in flight.
     """
     model = Qwen(SHAPE)
     params = jax.eval_shape(lambda: random_params(SHAPE))
@@ -115,9 +115,10 @@ def call_memory(*, N, M, P, Z):
 
 
 def growth(repeats, *, base=BASE, varied=VARIED):
-    """[(name of the varied size, sizes, median seconds, bytes of the largest call)].
+    """Return [(name of the varied size, sizes, median seconds, bytes of the largest call)].
 
-    All points in turn, `repeats` times, so that a slow period of the machine is shared by all.
+    All points are measured in turn, `repeats` times, so that a slow period of the machine affects
+    all of them.
     """
     model, params = Qwen(SHAPE), random_params(SHAPE)
     points = [(name, base | {name: value}) for name, values in varied.items() for value in values]
@@ -137,12 +138,12 @@ def growth(repeats, *, base=BASE, varied=VARIED):
 
 
 def counts(*, N, M, P, Z):
-    """(tokens read, (query, key) pairs of one head and layer): what the time should grow with."""
+    """Return (tokens, (query, key) pairs of a head and layer), which should determine the time."""
     return N * P + M * N * Z, N * P * P + M * N * Z * (P + Z)
 
 
 def fitted(points):
-    """Seconds a token and a (query, key) pair, the best for all points in relative terms."""
+    """Return seconds per token and per (query, key) pair, with the least relative errors."""
     taken = np.array([seconds for _, _, seconds, _ in points])
     work = np.array([counts(**sizes) for _, sizes, _, _ in points])
     rates, *_ = np.linalg.lstsq(work / taken[:, None], np.ones(len(taken)), rcond=None)
@@ -150,7 +151,7 @@ def fitted(points):
 
 
 def draw(points, path):
-    """Seconds and memory against each size, with the slope that the counts predict."""
+    """Draw seconds and memory against each size, with the predictions from the counts."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +180,7 @@ def draw(points, path):
     for row in axes:
         row[0].legend()
     fixed = ", ".join(f"{name} = {value}" for name, value in BASE.items())
-    figure.suptitle(f"Cross-scoring by shared prompts; each size varied alone from {fixed}")
+    figure.suptitle(f"Cross-scoring by shared prompts; one size varied at a time, from {fixed}")
     figure.tight_layout()
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
@@ -188,7 +189,7 @@ def draw(points, path):
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scoring")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--png", help="where to draw")
+    parser.add_argument("--png", help="draw to this file")
     options = parser.parse_args()
     keep_freed_memory()
     points = growth(options.repeats)
@@ -197,9 +198,9 @@ def main():
         predicted = np.array([token, pair]) @ counts(**sizes)
         print(
             f"{name} = {sizes[name]:<5} {seconds:7.3f} s  predicted {predicted:7.3f} s  "
-            f"{held / 1e6:6.1f} MB a call"
+            f"{held / 1e6:6.1f} MB per call"
         )
-    print(f"{1e6 * token:.3f} us a token, {1e9 * pair:.3f} ns a (query, key) pair")
+    print(f"{1e6 * token:.3f} us per token, {1e9 * pair:.3f} ns per (query, key) pair")
     if options.png:
         draw(points, options.png)
 

@@ -1,4 +1,4 @@
-"""What a search takes: of words, and of vectors beside faiss's flat index on the same cores."""
+"""Time of a search: for words, and for vectors against faiss's flat index on the same cores."""
 
 import os
 import tempfile
@@ -13,14 +13,14 @@ from ragen_jax.envs.search_qa.dense import place
 from ragen_jax.envs.search_qa.retrieve import BM25
 from ragen_jax.envs.search_qa.vectors import open_vectors
 
-PASSAGES, WORDS = 50_000, 100  # of wiki-18's length
+PASSAGES, WORDS = 50_000, 100  # number of passages; words of each, as in wiki-18
 VOCABULARY = 100_000
 QUERIES, QUERY_WORDS = 100, 8
 K = 5
 
 
 def bm25(repeats, *, passages=PASSAGES):
-    """BM25 in process: 100 queries of 8 words, one by one, over 50,000 passages of 100 words."""
+    """BM25 in the same process: 100 single queries of 8 words over 50,000 passages of 100 words."""
     rng = np.random.default_rng(0)
     corpus = _texts(rng, passages, WORDS)
     queries = _texts(rng, QUERIES, QUERY_WORDS)
@@ -36,14 +36,14 @@ def bm25(repeats, *, passages=PASSAGES):
 
 
 def _texts(rng, count, words):
-    """Texts of words that are as frequent as those of a language: the n-th by 1 / n (Zipf)."""
+    """Return random texts with the word frequencies of a language: the n-th 1 / n (Zipf)."""
     share = 1 / np.arange(1, VOCABULARY + 1)
     drawn = rng.choice(VOCABULARY, size=(count, words), p=share / share.sum())
     return [" ".join(f"w{n}" for n in row) for row in drawn.tolist()]
 
 
 def flat_search(repeats, *, rows=100_000, width=768, queries=(1, 8, 32, 128)):
-    """The five nearest of 100,000 x 768 vectors, against faiss-cpu's flat index."""
+    """Search for the five nearest of 100,000 x 768 vectors, against faiss-cpu's flat index."""
     rng = np.random.default_rng(0)
     matrix_ND = rng.standard_normal((rows, width), np.float32)
     theirs, skipped = _faiss(matrix_ND)
@@ -81,12 +81,12 @@ def flat_search(repeats, *, rows=100_000, width=768, queries=(1, 8, 32, 128)):
 
 
 def _faiss(matrix_ND):
-    """(its index of the matrix, ""), or (None, why there is none)."""
+    """Return (faiss's index of the matrix, ""), or (None, reason) if faiss is not installed."""
     try:
         import faiss
     except ImportError:
         return None, "skipped: no faiss; pip install faiss-cpu"
-    faiss.omp_set_num_threads(os.cpu_count())  # as many as XLA takes
+    faiss.omp_set_num_threads(os.cpu_count())  # as XLA does
     index = faiss.IndexFlatIP(matrix_ND.shape[1])
     index.add(matrix_ND)
     return index, ""

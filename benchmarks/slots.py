@@ -1,9 +1,10 @@
 """Rollouts in slots against the lock step, whose turns last until their longest reply ends.
 
-How long replies are is planted: the model computes all it would, but its head is 0, so that every
-token is equally likely; with as many stop ids as 1 / (0.3 x the limit) of the vocabulary, replies
-have a geometric length with a mean of 0.3 of the limit (before the limit cuts it), and without any
-all are equally long. Episodes of both sides are the same, as the keys of their draws are.
+The lengths of replies are planted. The model does all its computations, but its head is 0, so that
+every token is equally likely. If the fraction of stop ids in the vocabulary is 1 / (0.3 x limit),
+replies have a geometric length with a mean of 0.3 of the limit (before the limit cuts it). Without
+stop ids, all replies are equally long. Both sides draw with the same keys, so they play the same
+episodes.
 """
 
 import contextlib
@@ -29,9 +30,9 @@ from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.storage.metrics_reader import read_metrics
 
 LIMIT = 64  # tokens of a reply
-TAIL = 0.3  # mean length, as a share of the limit
+TAIL = 0.3  # mean length, as a fraction of the limit
 TEN_MILLION = ModelConfig(
-    vocab_size=320,  # more than the tokenizer has
+    vocab_size=320,  # more than the tokenizer's
     width=480,
     layers=4,
     heads=8,
@@ -44,9 +45,11 @@ TEN_MILLION = ModelConfig(
 
 @contextlib.contextmanager
 def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION, **prompts):
-    """A `Setting` with full history whose replies are heavy-tailed, or else all of `limit`.
+    """Yield a `Setting` with full history and replies of planted lengths.
 
-    prompts: of `tiny_setting`.
+    Args:
+      heavy: True: heavy-tailed lengths; False: all replies have `limit` tokens.
+      prompts: further arguments of `tiny_setting`.
     """
     sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape, **prompts)
     with tiny_setting(context="full", **sizes) as (setting, _):
@@ -64,17 +67,21 @@ def slots(repeats, *, served=(0, 8), **sizes):
 
 
 def slots_equal(repeats, *, served=(0, 8), **sizes):
-    """The same where all replies are equally long, so that nobody waits in lock step either."""
+    """The same with equally long replies, so that no episode waits in lock step either."""
     return [_against_lock_step(False, repeats, served, 0.97, sizes)]
 
 
 def slots_64(repeats, *, served=(64, 8), **sizes):
-    """Heavy-tailed replies again, 64 episodes at a time: half of the cache."""
+    """Heavy-tailed replies, 64 episodes at a time: half of the cache."""
     return [_against_lock_step(True, repeats, served, 1.6, sizes)]
 
 
 def _against_lock_step(heavy, repeats, served, target, sizes):
-    """The `Row` of replies that are heavy-tailed, or else equally long; served: (slots, chunk)."""
+    """Return the `Row` of heavy-tailed or equally long replies.
+
+    Args:
+      served: (slots, chunk).
+    """
     count, chunk = served
     with planted(heavy=heavy, **sizes) as setting:
         episodes = setting.play(slots=count, chunk=chunk)
@@ -90,13 +97,13 @@ def _against_lock_step(heavy, repeats, served, target, sizes):
                 lambda: setting.play(slots=count, chunk=chunk),
                 setting.play,
                 repeats=repeats,
-                warmup=0,  # both have just been played
+                warmup=0,  # both sides have just been played
             ),
         )
 
 
 def tiny_step(repeats, *, steps=8, **changed):
-    """A step of the default run with slots on, behind the steps that compile, against lock step."""
+    """A step of the default run with slots, after the steps that compile, against lock step."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats + 1):
@@ -113,7 +120,7 @@ def tiny_step(repeats, *, steps=8, **changed):
 
 
 def _step(workdir, slots, steps, changed):
-    """Median seconds of a step, the first two apart, in which the update has other lengths."""
+    """Return the median seconds of a step, without the first two: updates have other lengths."""
     config = sokoban.get_config()
     config.steps, config.rollout.slots, config.log.trackers = steps, slots, ()
     config.eval.every = config.report.every = 0
@@ -127,14 +134,14 @@ def _step(workdir, slots, steps, changed):
 
 
 def _check_same(ours, theirs):
-    """Raises RuntimeError if two rollouts sampled different tokens."""
+    """Raise RuntimeError if two rollouts sampled different tokens."""
     for a, b in zip(ours, theirs, strict=True):
         if [t.sampled.tolist() for t in a.turns] != [t.sampled.tolist() for t in b.turns]:
             raise RuntimeError(f"episode {a.seed}/{a.member} differs from the lock step's")
 
 
 def slots_memory(repeats, *, groups=(8, 64), members=16, slots=128):
-    """Peak memory of 1,024 episodes through 128 slots against that of 128 (work, unit: MiB)."""
+    """Peak memory (work, unit: MiB) of 1,024 episodes in 128 slots, against 128 episodes."""
     del repeats
     small, large = (_peak(count, members, slots) for count in groups)
     return [
@@ -143,7 +150,7 @@ def slots_memory(repeats, *, groups=(8, 64), members=16, slots=128):
             ours=large["seconds"],
             other_name=f"{groups[0] * members} episodes",
             other=small["seconds"],
-            ratio=small["peak"] / large["peak"],  # of memory
+            ratio=small["peak"] / large["peak"],  # ratio of memory
             target=0.9,
             work=large["peak"] / 2**20,
             unit="MiB of peak memory",
@@ -165,7 +172,7 @@ print(json.dumps({"seconds": seconds, "peak": peak}))
 
 
 def _peak(groups, members, slots):
-    """{"seconds": of a rollout, compiling included, "peak": bytes} in a process of its own."""
+    """Run a rollout in a separate process; return its "seconds" with compiling and "peak" bytes."""
     done = subprocess.run(
         [sys.executable, "-c", PEAK, *map(str, (groups, members, slots))],
         env=os.environ,

@@ -4,11 +4,11 @@
     python -m benchmarks.webshop bm25s FOLDER
     python -m benchmarks.webshop tantivy FOLDER
 
-`write` makes files in the data set's format. `bm25s` is the environment as it is: the first time
-reading and indexing, later times what opening takes. `tantivy` indexes the same texts with the same
-words (pip install tantivy), and tells how many of the 50 products found are the same. Each is a
-process of its own, whose peak of resident memory is told, pages of mapped files included. Pages and
-searches are told in CPU time, since other programs share the machine. Figures are in NOTES.md.
+`write` makes files in the data set's format. `bm25s` measures the environment: reading and indexing
+the first time, opening later. `tantivy` indexes the same texts with the same words (pip install
+tantivy), and prints the fraction of the 50 products found that are the same. Each command prints
+its peak resident memory, including pages of mapped files. Pages and searches are measured in CPU
+time, since other programs share the machine. NOTES.md has the figures.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from ragen_jax.envs.webshop.catalogue import generated_products
 from ragen_jax.envs.webshop.env import WebShop
 
 QUERIES = 100
-RARE_WORDS = 5  # of a product's text, besides the generated catalogue's few: as a real one has
+RARE_WORDS = 5  # rare words added to a product's text, as in real catalogues
 VOCABULARY = 200_000
 
 
 def described(product, draws):
-    """A product's description with rare words, some much rarer than others."""
+    """Return a product's description with rare words, some much rarer than others."""
     ranks = (int(VOCABULARY * draws.random() ** 3) for _ in range(RARE_WORDS))
     return f"{product.description} {' '.join(f'w{rank:x}' for rank in ranks)}"
 
 
 def write(folder, products):
-    """The two files of a generated catalogue."""
+    """Write the two files of a generated catalogue."""
     folder.mkdir(parents=True, exist_ok=True)
     draws = random.Random(0)
     start = time.perf_counter()
@@ -79,7 +79,7 @@ def write(folder, products):
 
 
 def bm25s(folder):
-    """The environment on these files."""
+    """Measure the environment on these files."""
     start, cpu = time.perf_counter(), time.process_time()
     env = WebShop(path=folder / "items_shuffle.json", attributes_path=folder / "items_ins_v2.json")
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
@@ -90,7 +90,7 @@ def bm25s(folder):
         state = env.reset(seed)
         text = " ".join((*state.goal.attributes, env.shop.products[state.goal.place].query))
         results = env.step(state, f"search[{text}]").state
-        env.shop.find(results.query)  # is kept, so that the page alone is timed
+        env.shop.find(results.query)  # cached, so that only the page is timed
         opening.append(timed(lambda results=results: env.render(results))[0])
         click = env.choices(results)[-1]
         item = env.step(results, click).state
@@ -105,7 +105,7 @@ def bm25s(folder):
 
 
 def queries(env):
-    """What is searched for: instructions without and with their rare words, a word, and a page."""
+    """Yield queries: attributes with a product's query, titles, whole texts, and queries alone."""
     for seed in range(QUERIES):
         product = env.shop.products[env.reset(seed).goal.place]
         about = [" ".join((*product.attributes[:2], product.query)), product.title]
@@ -113,7 +113,7 @@ def queries(env):
 
 
 def tantivy(folder):
-    """The same texts, searched by tantivy."""
+    """Measure tantivy on the same texts."""
     import tantivy as engine
 
     env = WebShop(path=folder / "items_shuffle.json", attributes_path=folder / "items_ins_v2.json")
@@ -148,24 +148,24 @@ def tantivy(folder):
         timings.append(seconds)
         shared.append(len(set(asins) & set(other)) / len(other))
     print(f"  search: {told(timings)}; {peak()}")
-    print(f"  the same among {search.FOUND} as bm25s: {statistics.mean(shared):.2f}")
+    print(f"  fraction of bm25s's {search.FOUND} products found: {statistics.mean(shared):.2f}")
 
 
 def timed(function):
-    """(seconds of CPU time, result)."""
+    """Call a function; return (seconds of CPU time, result)."""
     start = time.process_time()
     result = function()
     return time.process_time() - start, result
 
 
 def told(seconds):
-    """Median and slowest."""
+    """Return the median and the slowest time as text."""
     ordered = sorted(seconds)
     return f"median {1e3 * statistics.median(ordered):.2f} ms, slowest {1e3 * ordered[-1]:.2f} ms"
 
 
 def peak():
-    """The process's largest resident memory so far."""
+    """Return the process's peak resident memory so far as text."""
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"at most {kib / 2**20:.2f} GiB of memory"
 
@@ -183,7 +183,7 @@ def main():
     if options.case == "write":
         write(options.folder, options.products)
         return
-    # What is kept of the files lies beside them.
+    # The cache of the files is next to them.
     os.environ["XDG_CACHE_HOME"] = str(options.folder / "cache")
     {"bm25s": bm25s, "tantivy": tantivy}[options.case](options.folder)
 

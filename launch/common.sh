@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# What the launch scripts share: dry runs, quoting, checks of variables, the restart loop. Sourced,
-# not run. Works with bash 3.2 and later (macOS has 3.2).
+# Shared functions of the launch scripts: dry runs, quoting, checks of variables, the restart loop.
+# Sourced, not run. Works with bash 3.2 and later (macOS has 3.2).
 #
-#   DRY_RUN=1      print the commands, quoted, one a line, and run none
-#   MAX_RESTARTS   restarts after a crash; default 10
-#   RETRY_SECONDS  pause before a restart and between two looks at a cloud resource; default 30
+#   DRY_RUN=1      print the commands, quoted, one per line, and run none
+#   MAX_RESTARTS   maximum number of restarts after crashes; default 10
+#   RETRY_SECONDS  pause before a restart and between two checks of a cloud resource; default 30
 
 set -euo pipefail
 
-exec 3>&1 # a dry run prints here, also from within $( )
+exec 3>&1 # a dry run prints to this descriptor, so that commands inside $( ) are printed as well
 # shellcheck disable=SC2034 # read by the scripts
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 MAX_RESTARTS=${MAX_RESTARTS:-10}
@@ -21,7 +21,7 @@ die() { # bad input: one line, exit code 2
   exit 2
 }
 
-on() { [[ ${!1:-0} != 0 ]]; } # is the switch named $1 set, and not to 0
+on() { [[ ${!1:-0} != 0 ]]; } # true if the variable named $1 is set to something other than 0
 
 require() {
   local variable missing=""
@@ -38,7 +38,7 @@ whole_number() { # names of variables
   done
 }
 
-quote() { # the words as one line of POSIX shell (printf %q is not: it may write $'...')
+quote() { # print the words as a line of POSIX shell (printf %q may write $'...', which is not POSIX)
   local word rest line="" safe='^[A-Za-z0-9_@%+=:,./-]+$'
   for word in "$@"; do
     if [[ ! $word =~ $safe ]]; then
@@ -57,20 +57,20 @@ run() {
   if on DRY_RUN; then quote "$@" >&3; else "$@"; fi
 }
 
-note() { # a comment between the commands of a dry run
+note() { # print a comment between the commands of a dry run
   if on DRY_RUN; then echo "# $*" >&3; fi
 }
 
-train_words() { # PYTHON, arguments: the training command of WORKDIR and CONFIG, in TRAIN
+train_words() { # PYTHON, arguments: set TRAIN to the training command, with WORKDIR and CONFIG
   TRAIN=("$1" -m ragen_jax.train --workdir="$WORKDIR")
   if [[ -n ${CONFIG:-} ]]; then TRAIN+=(--config="$CONFIG"); fi
   shift
   TRAIN+=("$@")
 }
 
-# keep_running ATTEMPT PREEMPTED RECOVER: runs ATTEMPT until its exit code is final: 0 done, 2 bad
-# input, 3 stopped by a stopping rule. After any other, RECOVER and again: without limit where
-# `PREEMPTED CODE` says that the machine was taken away, else MAX_RESTARTS times.
+# keep_running ATTEMPT PREEMPTED RECOVER: run ATTEMPT until its exit code is final: 0 done, 2 bad
+# input, 3 stopped by a stopping rule. After any other exit code, run RECOVER and try again: without
+# limit if `PREEMPTED CODE` is true (the machine was taken away), otherwise MAX_RESTARTS times.
 keep_running() {
   local code crashes=0
   while true; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains on a GKE cluster with XPK (`pip install xpk`), the way for TPU7x and later: checks the
-# number of chips and creates one workload, whose pods GKE restarts by itself and which continue
-# from WORKDIR. Builds and pushes nothing: IMAGE must hold this repository as its working folder,
-# installed with its TPU extra, for example by this Dockerfile:
+# Train on a GKE cluster with XPK (`pip install xpk`); use this for TPU7x and later. The script
+# checks the number of chips and creates one workload. GKE restarts its pods, which resume from
+# WORKDIR. The script builds and pushes no image: IMAGE must contain this repository as its working
+# folder, installed with its TPU extra, for example by this Dockerfile:
 #
 #   FROM python:3.12
 #   COPY . /ragen_jax
@@ -14,16 +14,18 @@
 #   CLUSTER        name of the GKE cluster; required
 #   NAME           name of the workload; required
 #   ACCELERATOR    XPK's --tpu-type, e.g. tpu7x-16, tpu7x-2x2x2, v6e-16, v5p-8, v5litepod-16;
-#                  required. N counts chips for v5litepod and v6e, cores (two a chip) for others
+#                  required. The number is that of chips for v5litepod and v6e, of cores (two per
+#                  chip) for others
 #   IMAGE          container image, pushed where the cluster can pull it; required
 #   WORKDIR        folder of the run: a mount that all pods share (Filestore, NFS); required
-#   CONFIG         config file[:PRESET], a path inside IMAGE; default: train's own
-#   NUM_SLICES     slices; default 1
-#   MAX_RESTARTS   restarts of the workload; default 10; none after bad input or a stopping rule
-#   GRACE_SECONDS  from a pod's SIGTERM to its end, time to finish the step and save; default 120
+#   CONFIG         config file[:PRESET], a path inside IMAGE; default: train's default
+#   NUM_SLICES     number of slices; default 1
+#   MAX_RESTARTS   maximum number of restarts of the workload; default 10; none after bad input or a
+#                  stopping rule
+#   GRACE_SECONDS  seconds after a pod's SIGTERM to finish the step and save; default 120
 #   DRY_RUN        1: print the command and run nothing; default 0
 #
-# Further arguments go to train. Exit code: xpk's, once the workload is queued.
+# Further arguments are passed to train. Exit code: xpk's, once the workload is queued.
 #
 # Example:
 #   PROJECT=my-project ZONE=us-central1-c CLUSTER=my-cluster NAME=sokoban ACCELERATOR=tpu7x-16 \
@@ -69,8 +71,8 @@ done
 # ---- workload -----------------------------------------------------------------------------------
 train_words python --distributed "$@"
 say "$NUM_SLICES x $ACCELERATOR: $((chips * NUM_SLICES)) chips, $devices JAX devices"
-# xpk restarts on 42 and 127 to 255, which holds 143; 1 is an exception in Python.
-# exec: the pod's SIGTERM must reach train itself, so that it saves.
+# xpk restarts after exit codes 42 and 127 to 255, which include 143; 1 is an exception in Python.
+# exec: train must receive the pod's SIGTERM, so that it saves.
 run xpk workload create --project="$PROJECT" --zone="$ZONE" --cluster="$CLUSTER" \
   --workload="$NAME" --tpu-type="$ACCELERATOR" --num-slices="$NUM_SLICES" \
   --docker-image="$IMAGE" --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes=1 \

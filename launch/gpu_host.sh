@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Trains on this host, on all its GPUs: makes a virtual environment with the CUDA build if there is
-# none, and runs train in one process that sees every GPU (the config's mesh.data=-1 takes them
-# all; another --config.mesh is passed on). A run that crashes, or that saves and stops at a
-# SIGTERM of its own, is started again and continues from WORKDIR.
+# Train on all GPUs of this host. The script creates a virtual environment with the CUDA build of
+# JAX, if absent, and runs train in one process that uses every GPU (the config's mesh.data=-1 means
+# all of them; --config.mesh.* arguments are passed on). If train crashes, or saves and stops after
+# a SIGTERM sent to it alone, it is started again and resumes from WORKDIR.
 #
 #   WORKDIR        folder of the run; default runs/gpu-DATE-TIME
-#   CONFIG         config file[:PRESET]; default: train's own
-#   VENV           virtual environment, made if absent; default .venv in the repository
-#   PYTHON         interpreter that makes it, 3.11 to 3.13; default python3
-#   MAX_RESTARTS   restarts; default 10
-#   RETRY_SECONDS  pause before each; default 30
+#   CONFIG         config file[:PRESET]; default: train's default
+#   VENV           virtual environment, created if absent; default .venv in the repository
+#   PYTHON         interpreter that creates it, 3.11 to 3.13; default python3
+#   MAX_RESTARTS   maximum number of restarts; default 10
+#   RETRY_SECONDS  pause before each restart; default 30
 #   DRY_RUN        1: print the commands and run none; default 0
-#   CUDA_VISIBLE_DEVICES, HF_TOKEN, ...  reach train as they are
+#   CUDA_VISIBLE_DEVICES, HF_TOKEN, ...  passed to train unchanged
 #
-# Further arguments go to train. Ctrl-C or SIGTERM to this script lets train finish its step and
-# save, and is not followed by a restart. Exit code: train's (0 done, 2 bad input, 3 stopped by a
+# Further arguments are passed to train. After Ctrl-C or a SIGTERM to this script, train finishes
+# its step and saves, and is not restarted. Exit code: train's (0 done, 2 bad input, 3 stopped by a
 # rule, 143 saved after SIGTERM). Run it from the repository's root.
 #
 # Example:
@@ -26,7 +26,7 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 whole_number MAX_RESTARTS RETRY_SECONDS
-WORKDIR=${WORKDIR:-runs/gpu-$(date +%Y%m%d-%H%M%S)} # fixed here, so that a restart continues it
+WORKDIR=${WORKDIR:-runs/gpu-$(date +%Y%m%d-%H%M%S)} # the same folder for every restart
 VENV=${VENV:-$REPOSITORY/.venv}
 train_words "$VENV/bin/python" "$@"
 
@@ -52,9 +52,9 @@ attempt() {
   fi
   if [[ -n $asked ]]; then exit 143; fi # during the pause
   local code
-  "${TRAIN[@]}" 3>&- & # in the background: bash holds a trap back while a foreground command runs
+  "${TRAIN[@]}" 3>&- & # in the background: bash delays a trap while a foreground command runs
   child=$!
-  while true; do # a signal ends wait, not the child
+  while true; do # a signal ends `wait`, but not the child
     code=0
     wait "$child" || code=$?
     kill -0 "$child" 2>/dev/null || break
@@ -63,7 +63,7 @@ attempt() {
   return "$code"
 }
 
-taken() { false; } # nobody takes this host away: every restart counts
+taken() { false; } # this host is never preempted: every restart counts
 code=0
 keep_running attempt taken true || code=$?
 exit "$code"

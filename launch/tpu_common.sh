@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# What tpu_vm.sh and tpu_queued.sh share: their settings, the steps on the workers, the run itself.
-# Sourced, not run. The script that sources it says how the machine is had:
+# Shared functions of tpu_vm.sh and tpu_queued.sh: settings, steps on the workers, the run. Sourced,
+# not run. The script that sources this file defines how the machine is obtained:
 #
-#   DELETION  the command that deletes it, an array
-#   ensure    function: returns once the machine is there, or exits
-#   taken     function: true when it has been preempted
+#   DELETION  array: the command that deletes the machine
+#   ensure    function: return once the machine is ready, or exit
+#   taken     function: true if the machine has been preempted
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-tpu_settings() { # checks the variables; sets RUNTIME_VERSION, PLACE and the workers' line TRAIN
+tpu_settings() { # check the variables; set RUNTIME_VERSION, PLACE, TRAIN, and TRAIN_LINE for workers
   local runtime
   require PROJECT ZONE NAME ACCELERATOR WORKDIR
   whole_number MAX_RESTARTS RETRY_SECONDS CREATE_ATTEMPTS
@@ -22,7 +22,7 @@ tpu_settings() { # checks the variables; sets RUNTIME_VERSION, PLACE and the wor
     *) die "ACCELERATOR is '$ACCELERATOR'; accepted: v4-N, v5litepod-N, v5p-N, v6e-N" \
       "(TPU7x and later: launch/gke_xpk.sh)" ;;
   esac
-  # On a machine's own disk the run would be gone with the machine.
+  # On the machine's own disk, the run would be lost with the machine.
   [[ $WORKDIR == /* ]] ||
     die "WORKDIR is '$WORKDIR'; it must be an absolute path that all workers share (Filestore, NFS)"
   RUNTIME_VERSION=${RUNTIME_VERSION:-$runtime}
@@ -34,20 +34,20 @@ tpu_settings() { # checks the variables; sets RUNTIME_VERSION, PLACE and the wor
   TRAIN_LINE="cd ragen_jax && exec $(quote "${TRAIN[@]}")"
 }
 
-node_state() { # nothing when there is no such TPU VM
+node_state() { # print the state of the TPU VM; nothing if it does not exist
   run gcloud compute tpus tpu-vm describe "$NAME" "${PLACE[@]}" --format='value(state)' \
     2>/dev/null || true
 }
 
 remove() { run "${DELETION[@]}" || say "$NAME could not be deleted; it may be gone already"; }
 
-on_workers() { # without the keep-alive ssh would wait for ever for a machine that has vanished
+on_workers() { # run a command; without keep-alive, ssh would wait for ever for a lost machine
   run gcloud compute tpus tpu-vm ssh "$NAME" "${PLACE[@]}" --worker=all \
     --ssh-flag=-oServerAliveInterval=30 --command="$1"
 }
 
-copy_and_install() { # the repository and a virtual environment, on every worker
-  # uv, because the images bring a Python older than we need.
+copy_and_install() { # copy the repository to every worker and install it in a virtual environment
+  # uv, because the Python of the images is older than required.
   local setup="rm -rf ragen_jax && mkdir ragen_jax && tar -xzf ragen_jax.tar.gz -C ragen_jax"
   setup+=" && cd ragen_jax && python3 -m pip install -q --user uv"
   setup+=" && python3 -m uv venv -q --allow-existing --python 3.12 ../venv"
@@ -55,21 +55,21 @@ copy_and_install() { # the repository and a virtual environment, on every worker
   {
     run gcloud compute tpus tpu-vm scp "$ARCHIVE" "$NAME:ragen_jax.tar.gz" "${PLACE[@]}" \
       --worker=all && on_workers "$setup"
-  } || return 1 # never 2, which would end the retries
+  } || return 1 # not 2, which would end the retries
 }
 
 attempt() { ensure && copy_and_install && on_workers "$TRAIN_LINE"; }
 
 preempted() { [[ $1 == 143 ]] || taken; }
 
-train_on_tpu() { # the whole run; exits with train's code
+train_on_tpu() { # do the whole run; exit with train's code
   local code=0
   # Packed once, so that a restart runs the code that the run began with.
   ARCHIVE=${TMPDIR:-/tmp}/ragen_jax-$NAME-$$.tar.gz
   if ! on DRY_RUN; then trap 'rm -f "$ARCHIVE"' EXIT; fi
   run tar -czf "$ARCHIVE" -C "$REPOSITORY" --exclude=./.git --exclude='./.venv*' \
     --exclude=./runs --exclude=./build --exclude=__pycache__ .
-  # gcloud turns Ctrl-C into an exit code, which the loop would take for a crash.
+  # gcloud turns Ctrl-C into an exit code, which the loop would treat as a crash.
   trap 'say "interrupted; $NAME is left unchanged"; exit 130' INT
   trap 'say "terminated; $NAME is left unchanged"; exit 143' TERM
   keep_running attempt preempted remove || code=$?

@@ -1,26 +1,29 @@
 #!/usr/bin/env bash
-# Trains on a TPU VM (v4 to v6e) asked for as a queued resource: puts the request in the queue,
-# waits until it is ACTIVE, then copies, sets up and runs as tpu_vm.sh does. When the resource is
-# taken away or the run crashes: deletes the request, queues a new one and continues from WORKDIR.
+# Train on a TPU VM (v4 to v6e) that is requested as a queued resource. The script queues the
+# request, waits until it is ACTIVE, then copies, installs and runs as tpu_vm.sh does. If the
+# resource is preempted or the run crashes, it deletes the request, queues a new request and resumes
+# from WORKDIR.
 #
 #   PROJECT          Google Cloud project; required
 #   ZONE             zone; required
 #   NAME             name of the request and of its TPU VM; required
 #   ACCELERATOR      v4-N, v5litepod-N, v5p-N or v6e-N; required
 #   WORKDIR          folder of the run: a mount that all workers share (Filestore, NFS); required
-#   CONFIG           config file[:PRESET]; default: train's own
-#   RUNTIME_VERSION  software on the TPU VM; default: the one made for ACCELERATOR
+#   CONFIG           config file[:PRESET]; default: train's default
+#   RUNTIME_VERSION  software on the TPU VM; default: the version for ACCELERATOR
 #   SPOT             1: spot capacity, cheaper, may be preempted; default 0
-#   DELETE           1: delete request and TPU VM when the run has ended; default 0 (billed on)
-#   CREATE_ATTEMPTS  requests that may fail before giving up; default 10
-#   JAX_COMPILATION_CACHE_DIR  gs:// folder that spares a restart the compilation; default: none
-#   MAX_RESTARTS     restarts after crashes, default 10; preemptions are not counted
-#   RETRY_SECONDS    pause between looks at the queue and before each retry; default 30
+#   DELETE           1: delete request and TPU VM when the run has ended; default 0 (billing
+#                    continues)
+#   CREATE_ATTEMPTS  number of requests that may fail before giving up; default 10
+#   JAX_COMPILATION_CACHE_DIR  gs:// folder of compiled programs, for faster restarts; default: none
+#   MAX_RESTARTS     maximum number of restarts after crashes, not counting preemptions; default 10
+#   RETRY_SECONDS    pause between checks of the queue and before each retry; default 30
 #   DRY_RUN          1: print the commands and run none; default 0
 #
-# Further arguments go to train. Exit code: train's (0 done, 2 bad input, 3 stopped by a rule); 1
-# when no machine could be had. gcloud must be logged in, and for more than one worker the key in
-# the agent: ssh-add ~/.ssh/google_compute_engine. Tokens (Hugging Face, W&B) are not passed on.
+# Further arguments are passed to train. Exit code: train's (0 done, 2 bad input, 3 stopped by a
+# rule), or 1 if no machine could be obtained. gcloud must be logged in. With more than one worker,
+# add the key to the SSH agent: ssh-add ~/.ssh/google_compute_engine. Tokens (Hugging Face, W&B) are
+# not passed on.
 #
 # Example:
 #   PROJECT=my-project ZONE=us-central2-b NAME=sokoban ACCELERATOR=v4-32 \
@@ -36,10 +39,10 @@ tpu_settings "$@"
 CREATION=(gcloud compute tpus queued-resources create "$NAME" --node-id="$NAME" "${PLACE[@]}"
   --accelerator-type="$ACCELERATOR" --runtime-version="$RUNTIME_VERSION")
 if on SPOT; then CREATION+=(--spot); fi
-# --force: its TPU VM goes with it
+# --force: delete its TPU VM as well.
 DELETION=(gcloud compute tpus queued-resources delete "$NAME" "${PLACE[@]}" --force --quiet)
 
-request_state() { # nothing when there is no such request
+request_state() { # print the state of the request; nothing if it does not exist
   run gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" \
     --format='value(state.state)' 2>/dev/null || true
 }
@@ -50,7 +53,7 @@ ensure() {
     state=$(request_state)
     case $state in
       ACTIVE) return ;;
-      "" | FAILED | SUSPENDED) # SUSPENDED: its machine was taken away; it does not come back
+      "" | FAILED | SUSPENDED) # SUSPENDED: its machine was preempted and does not return
         if ((tries >= CREATE_ATTEMPTS)); then
           say "$NAME was not granted ($tries requests; state: ${state:-none})"
           exit 1

@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU VM (v4 to v6e): creates it if it is not there, copies this repository to
-# every worker, sets up a virtual environment there and runs train on all of them. When the machine
-# is preempted or the run crashes: deletes it, creates it anew and continues from WORKDIR.
+# Train on a Cloud TPU VM (v4 to v6e). The script creates the VM if it does not exist, copies this
+# repository to every worker, installs it in a virtual environment and runs train on all workers. If
+# the machine is preempted or the run crashes, it deletes the VM, creates it again and resumes from
+# WORKDIR.
 #
 #   PROJECT          Google Cloud project; required
 #   ZONE             zone; required
 #   NAME             name of the TPU VM; required
 #   ACCELERATOR      v4-N, v5litepod-N, v5p-N or v6e-N; required
 #   WORKDIR          folder of the run: a mount that all workers share (Filestore, NFS); required
-#   CONFIG           config file[:PRESET]; default: train's own
-#   RUNTIME_VERSION  software on the TPU VM; default: the one made for ACCELERATOR
+#   CONFIG           config file[:PRESET]; default: train's default
+#   RUNTIME_VERSION  software on the TPU VM; default: the version for ACCELERATOR
 #   SPOT             1: spot capacity, cheaper, may be preempted; default 0
-#   DELETE           1: delete the TPU VM when the run has ended; default 0 (it is billed on)
-#   CREATE_ATTEMPTS  tries to get the machine before giving up; default 100
-#   JAX_COMPILATION_CACHE_DIR  gs:// folder that spares a restart the compilation; default: none
-#   MAX_RESTARTS     restarts after crashes, default 10; preemptions are not counted
+#   DELETE           1: delete the TPU VM when the run has ended; default 0 (billing continues)
+#   CREATE_ATTEMPTS  number of attempts to create the machine before giving up; default 100
+#   JAX_COMPILATION_CACHE_DIR  gs:// folder of compiled programs, for faster restarts; default: none
+#   MAX_RESTARTS     maximum number of restarts after crashes, not counting preemptions; default 10
 #   RETRY_SECONDS    pause before each retry; default 30
 #   DRY_RUN          1: print the commands and run none; default 0
 #
-# Further arguments go to train. Exit code: train's (0 done, 2 bad input, 3 stopped by a rule); 1
-# when no machine could be had. gcloud must be logged in, and for more than one worker the key in
-# the agent: ssh-add ~/.ssh/google_compute_engine. Tokens (Hugging Face, W&B) are not passed on.
+# Further arguments are passed to train. Exit code: train's (0 done, 2 bad input, 3 stopped by a
+# rule), or 1 if no machine could be obtained. gcloud must be logged in. With more than one worker,
+# add the key to the SSH agent: ssh-add ~/.ssh/google_compute_engine. Tokens (Hugging Face, W&B) are
+# not passed on.
 #
 # Example:
 #   PROJECT=my-project ZONE=us-east5-b NAME=sokoban ACCELERATOR=v6e-16 SPOT=1 \
@@ -45,7 +47,7 @@ ensure() {
     state=$(node_state)
     case $state in
       READY) return ;;
-      PREEMPTED | TERMINATED) remove ;; # such a machine never comes back
+      PREEMPTED | TERMINATED) remove ;; # such a machine never returns
       STOPPED | STOPPING) die "$NAME is $state; start it or delete it first" ;;
       "")
         code=0

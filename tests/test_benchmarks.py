@@ -509,7 +509,7 @@ def test_a_trial_is_compared_with_its_twin(trial, path, old, new, wrong):
     [
         ("error: x cannot be written", 4, ""),
         ("error: x cannot be written", 1, "exit code 1, not"),
-        ("error: y", 4, "did not say 'x'"),
+        ("error: y", 4, "did not print 'x'"),
         ("Traceback (most recent call last): x", 4, "a traceback"),
     ],
 )
@@ -558,7 +558,7 @@ def test_errors_of_environments_are_what_they_are_called():
     [
         ({"code": 2, "output": "error: no such thing\n"}, ""),
         ({"code": None, "output": "step 1/1\n"}, ""),  # it was still running
-        ({"code": 2, "output": ""}, "exit code 2 without a word"),
+        ({"code": 2, "output": ""}, "exit code 2 without a message"),
         ({"code": 1, "output": "oh"}, "exit code 1"),
         ({"code": -11, "output": "oh"}, "exit code -11"),
         ({"code": 0, "output": "Traceback (most recent call last):\n"}, "a traceback"),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from benchmarks.chaos.trial import Trial
 
 DAY = 86400.0
-# Imported by every Python process at its start. CHAOS_CLOCK: seconds by which the clock is wrong,
-# seconds until it jumps, and by how much it is wrong then.
+# Imported by every Python process at its start. CHAOS_CLOCK: error of the clock in seconds, seconds
+# until it jumps, and error of the clock after the jump.
 SITE = """\
 import os
 import time
@@ -29,13 +29,13 @@ time.gmtime = lambda seconds=None: _gmtime(time.time() if seconds is None else s
 
 
 def _jump(trial: Trial) -> float:
-    """Seconds, from an hour to three years, forwards or backwards."""
+    """Return random seconds, from an hour to three years, forwards or backwards."""
     days = float(trial.rng.choice([1 / 24, 1.0, 40.0, 1000.0]))
     return days * DAY * float(trial.rng.choice([-1, 1]))
 
 
 def jumps_during(trial: Trial) -> None:
-    """The clock jumps at a moment of the run."""
+    """Let the clock jump at a random moment of the run."""
     (trial.code / "sitecustomize.py").write_text(SITE)
     until = trial.rng.uniform(3, 25)
     trial.variables["CHAOS_CLOCK"] = f"0 {until:.2f} {_jump(trial):.0f}"
@@ -44,7 +44,7 @@ def jumps_during(trial: Trial) -> None:
 
 
 def jumps_between(trial: Trial) -> None:
-    """The clock is another between the kill and the resume, and comes back in the middle."""
+    """Resume a killed run with a wrong clock, which is corrected during the run."""
     (trial.code / "sitecustomize.py").write_text(SITE)
     trial.kill_midway()
     trial.variables["CHAOS_CLOCK"] = f"{_jump(trial):.0f} {trial.rng.uniform(3, 25):.2f} 0"
@@ -52,11 +52,11 @@ def jumps_between(trial: Trial) -> None:
 
 
 def files_of_another_time(trial: Trial) -> None:
-    """Every file of the run and of the cache has a time in the past or in the future."""
+    """Give every file of the run and of the cache a time in the past or in the future."""
     trial.kill_midway()
     for folder in (trial.run, trial.cache):
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.stat().st_nlink > 1:  # of other trials' caches as well
+            if path.is_file() and path.stat().st_nlink > 1:  # shared with other trials
                 trial.rewrite(path, path.read_bytes())
             when = path.stat().st_mtime + _jump(trial)
             os.utime(path, (when, when))

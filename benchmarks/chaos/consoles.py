@@ -1,4 +1,4 @@
-"""Faults of the console: a reader that leaves, closed descriptors, full devices, encodings."""
+"""Faults of the console: a reader that exits, closed descriptors, full devices, encodings."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ ENCODINGS: tuple[dict[str, str], ...] = (
 
 
 def reader_leaves(trial: Trial) -> None:
-    """As `| head -3`: the pipe is closed after the first lines."""
+    """Close the pipe of standard output after the first lines, as `| head -3` does."""
     reading, writing = os.pipe()
     process = trial.start(stdout=writing, stderr=writing if trial.rng.integers(2) else None)
     os.close(writing)
@@ -27,7 +27,7 @@ def reader_leaves(trial: Trial) -> None:
 
 
 def closed_descriptors(trial: Trial) -> None:
-    """Standard output, errors or input closed by the shell that starts it."""
+    """Start the run from a shell that closes standard output, error or input."""
     closed = [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"][trial.rng.integers(4)]
     wrapper = ("bash", "-c", f'exec "$@" {closed}', "bash")
     trial.expect_end(trial.start(wrapper=wrapper), 0)
@@ -35,7 +35,7 @@ def closed_descriptors(trial: Trial) -> None:
 
 
 def full_device(trial: Trial) -> None:
-    """/dev/full, which refuses every line, as standard output, errors or both."""
+    """Use /dev/full, which refuses every line, as standard output, error or both."""
     which = trial.rng.integers(3)
     with open("/dev/full", "wb") as full:
         process = trial.start(
@@ -46,7 +46,7 @@ def full_device(trial: Trial) -> None:
 
 
 def terminal_closed(trial: Trial) -> None:
-    """A terminal that is closed while the run is under way."""
+    """Close the terminal during the run."""
     ours, theirs = os.openpty()
     try:
         process = trial.start(stdout=theirs, stderr=theirs)
@@ -59,10 +59,10 @@ def terminal_closed(trial: Trial) -> None:
 
 
 def narrow_encoding(trial: Trial) -> None:
-    """A console that cannot write the name of the run's folder, or what an environment raised."""
+    """Use a console that cannot print the name of the run's folder, or an environment's error."""
     variables = ENCODINGS[trial.rng.integers(len(ENCODINGS))]
     trial.variables |= variables | {"CHAOS_ERROR": "chinese"}
-    if "PYTHONUTF8" not in variables:  # otherwise folders have such names neither
+    if "PYTHONUTF8" not in variables:  # otherwise folders cannot have such names
         trial.name = "运行_ü"
     trial.expect_end(trial.start(), 0)
     if "failed; the first" not in trial.output():

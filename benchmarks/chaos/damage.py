@@ -1,4 +1,4 @@
-"""Faults in files: damaged, cut, removed or foreign ones between a kill and the resume."""
+"""Faults in files: damaged, cut, removed or foreign files between a kill and the resume."""
 
 import shutil
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.chaos.trial import EVERY, STEPS, Trial, Wrong
 from ragen_jax.storage.metrics_reader import read_metrics
 
-# Process id in the names of left-over files: Linux's upper bound, which no process gets. Files of a
-# running process are kept, and a small number may belong to one.
+# Process id in the names of left-over files: Linux's upper bound, which no process gets. A smaller
+# number may be the id of a running process, whose files are kept.
 DEAD = 1 << 22
 
 
@@ -58,7 +58,7 @@ def weights_not_finite(trial: Trial) -> None:
     arrays[name] = arrays[name].copy()
     arrays[name].flat[trial.rng.integers(arrays[name].size)] = trial.rng.choice([np.nan, np.inf])
     save_file(arrays, path, metadata={"format": "pt"})
-    sums.unlink()  # as of a model that somebody else wrote
+    sums.unlink()  # a model from another source has no checksums
 
     def mend() -> None:
         path.write_bytes(kept)
@@ -94,7 +94,7 @@ def lost_rows(trial: Trial) -> None:
 
 
 def repaired(trial: Trial) -> None:
-    """With --repair it goes on without the row that is lost."""
+    """Remove a row; with --repair, the run continues without it."""
     trial.kill_midway()
     lines = trial.lines()
     lost = int(trial.rng.integers(1, EVERY + 1))
@@ -103,7 +103,7 @@ def repaired(trial: Trial) -> None:
     trial.expect_end(trial.start("--repair"), 0)
     found = [row["step"] for row in read_metrics(trial.run / "metrics.jsonl")]
     if found != [step for step in range(STEPS + 1) if step != lost]:
-        raise Wrong(f"rows of steps {found}, without that of {lost}")
+        raise Wrong(f"rows of steps {found} after step {lost} was lost")
 
 
 def metrics_removed(trial: Trial) -> None:
@@ -135,7 +135,7 @@ def other_settings(trial: Trial) -> None:
     before = trial.contents()
     trial.expect_end(trial.start("--config.rollout.groups=5"), 2, says="config.rollout.groups=4")
     if trial.contents() != before:
-        raise Wrong("files were changed by a start that was refused")
+        raise Wrong("a refused start changed files")
     trial.resume()
 
 
@@ -146,7 +146,7 @@ def left_over(trial: Trial) -> None:
     shutil.copytree(trial.newest(), trial.run / "checkpoints" / "99.orbax-checkpoint-tmp")
     trial.resume()
     if any(trial.run.rglob(".*.writing-*")) or any(trial.run.rglob("*orbax-checkpoint-tmp")):
-        raise Wrong("what a killed writer has left was not removed")
+        raise Wrong("the left-over file of a killed writer was not removed")
 
 
 def events_damaged(trial: Trial) -> None:
@@ -156,12 +156,12 @@ def events_damaged(trial: Trial) -> None:
 
 
 def stored_damaged(trial: Trial) -> None:
-    """A file that the page is made of: the run ends as ever, and the page names it."""
+    """Damage a file that the report reads: the run ends as usual, and the page names the file."""
     trial.kill_midway()
     folder = trial.run / ("rollouts", "diagnostics")[trial.rng.integers(2)]
     path = trial.one_of(folder, "step_*")
     trial.rewrite(path, path.read_bytes()[: path.stat().st_size // 2])
-    rewritten = int(path.stem[5:]) > int(trial.newest().name)  # by the steps that are done again
+    rewritten = int(path.stem[5:]) > int(trial.newest().name)  # by the repeated steps
     trial.resume(says="" if rewritten else f"{path} is damaged")
 
 
@@ -186,7 +186,7 @@ def cache_removed(trial: Trial) -> None:
 
 
 def left_over_in_cache(trial: Trial) -> None:
-    """What killed writers have left in the cache is not read, and does not stop another writer."""
+    """Leave files of killed writers in the cache: they are not read and stop no other writer."""
     trial.kill_midway()
     for folder in [trial.cache, *(path for path in trial.cache.iterdir() if path.is_dir())]:
         (folder / f".model.safetensors.writing-{DEAD}").write_bytes(b"half")

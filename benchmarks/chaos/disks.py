@@ -1,6 +1,6 @@
-"""Faults of disks: no room, no inodes, read-only, and folders that may not be written.
+"""Faults of disks: no room, no inodes, read-only, and folders without write permission.
 
-Each place has a small disk of its own, a tmpfs, which needs the rights to mount one.
+Each place gets a small disk, a tmpfs. Mounting it needs root.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.chaos.trial import PATIENCE, STEPS, Trial, Wrong
 
 HOWS = ("space", "inodes", "read-only")
-PLACES: dict[str, Callable[[Trial], Path]] = {  # what is written -> its folder
+PLACES: dict[str, Callable[[Trial], Path]] = {  # written data -> its folder
     "the run": lambda trial: trial.run,
     "checkpoints": lambda trial: trial.run / "checkpoints",
     "rollouts": lambda trial: trial.run / "rollouts",
@@ -41,27 +41,27 @@ class Disk:
         return self.folder / "filler"
 
     def refuse(self, how: str, left: int = 0) -> None:
-        """Lets it refuse what is written, in one of HOWS.
+        """Make the disk refuse writes, in one of the ways of HOWS.
 
         Args:
-          left: bytes that are still free, for "space".
+          left: number of bytes that stay free, for "space".
         """
         if how == "inodes":
             usage = os.statvfs(self.folder)
             if self._remount(f"nr_inodes={usage.f_files - usage.f_ffree}"):
                 return
         if how == "read-only" and self._remount("ro"):
-            return  # otherwise a file is open for writing
+            return  # otherwise a file is open for writing: fill the disk instead
         free = shutil.disk_usage(self.folder).free - left
         try:
             with self._filler.open("wb", buffering=0) as file:
                 while free > 0:
                     free -= file.write(b"x" * min(free, 1 << 16))
         except OSError:
-            pass  # it is full
+            pass  # the disk is full
 
     def free(self) -> None:
-        """Lets it take what is written."""
+        """Make the disk accept writes."""
         self._remount("rw,nr_inodes=100000")
         self._filler.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ class Disk:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Generator[Disk]:
-    """Mounts a tmpfs of 48 MiB at a folder, for the duration of the body."""
+    """Mount a tmpfs of 48 MiB at a folder, for the duration of the body."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         "mount",
@@ -93,11 +93,15 @@ def small_disk(folder: Path) -> Generator[Disk]:
 def refused_midway(
     place: Callable[[Trial], Path], *, freed: bool, ready: Callable[[Trial], bool] | None = None
 ) -> Callable[[Trial], None]:
-    """A disk that refuses from a step on: freed, the run continues; otherwise it ends with code 4,
-    and resumes when there is room.
+    """Return a fault: the disk refuses writes from a moment of the run on.
+
+    If the disk is freed, the run continues. Otherwise the run ends with code 4, and resumes when
+    there is room.
 
     Args:
-      ready: when it begins to refuse; None: at a step of the first half.
+      place: folder of the disk.
+      freed: whether the disk is freed after some seconds.
+      ready: whether to begin to refuse; None: at a random step of the first half.
     """
 
     def strike(trial: Trial) -> None:
@@ -119,7 +123,7 @@ def refused_midway(
                 code = trial.expect_end(process, 4, 0)
                 _one_error(trial, code)
                 if code == 0 and ready is None and place(trial) != trial.run:
-                    raise Wrong(f"it ended although nothing could be written ({how})")
+                    raise Wrong(f"the run ended with code 0 although no write worked ({how})")
                 disk.free()
                 process = trial.start()
             trial.expect_end(process, 0)
@@ -129,10 +133,10 @@ def refused_midway(
 
 
 def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable[[Trial], None]:
-    """A cache or temporary folder that is empty and refuses from the start on.
+    """Return a fault: a cache or temporary folder is empty and refuses writes from the start on.
 
-    What can do without ends well; otherwise it ends with code 4 and a line. With room, the same
-    command ends well.
+    The run ends with code 0 if it does not need the folder, otherwise with code 4 and a message.
+    With room, the same command ends with code 0.
     """
 
     def strike(trial: Trial) -> None:
@@ -162,10 +166,10 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
 
 
 def immutable_cache(trial: Trial) -> None:
-    """A cache whose folders refuse with EPERM, as root meets it too."""
+    """Make the folders of a cache refuse writes with EPERM, even for root."""
     names = ["compiled", "datasets", "models"]
     folder = trial.cache / names[trial.rng.integers(len(names))]
-    keeps = trial.rng.integers(2) or folder.name == "models"  # whose warm start takes a minute
+    keeps = trial.rng.integers(2) or folder.name == "models"  # a new warm start would take a minute
     if not keeps:
         shutil.rmtree(folder)
         folder.mkdir()
@@ -176,14 +180,14 @@ def immutable_cache(trial: Trial) -> None:
         code = trial.expect_end(trial.start(), 0, 4)
         _one_error(trial, code)
         if code and keeps:
-            raise Wrong("nothing had to be written, and yet it ended with code 4")
+            raise Wrong("the run ended with code 4 although it had nothing to write")
     finally:
         subprocess.run(["chattr", "-i", str(folder)], check=True)
     trial.resume()
 
 
 def _one_error(trial: Trial, code: int) -> None:
-    """Exit code 4 comes with one line that says what cannot be written."""
+    """Raise Wrong unless exit code 4 comes with one line that names the file not written."""
     errors = [line for line in trial.output().splitlines() if line.startswith("error:")]
     if code == 4 and (len(errors) != 1 or "cannot be" not in errors[0]):
         raise Wrong(f"exit code 4 with the lines {errors}: {trial.output()[-1500:]}")

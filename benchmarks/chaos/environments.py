@@ -1,7 +1,7 @@
-"""Faults of environments and functions that are not ours: odd errors, hostile texts, changed code.
+"""Faults of users' environments and functions: odd errors, hostile texts, changed code.
 
-The twin of an environment that raises something odd raises a plain error at the same moments, so
-all their figures are the same.
+The twin's environment raises a plain error at the same moments as the trial's environment raises an
+odd error, so all their figures are the same.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from benchmarks.chaos.trial import LEARNER, Setup, Trial, Wrong
 from ragen_jax.storage.metrics_reader import read_metrics
 
-# What CHAOS_ERROR lets both raise.
+# The errors that CHAOS_ERROR selects, for the environment and the reward below.
 ERRORS = """
 import asyncio
 import os
@@ -216,7 +216,7 @@ SETUPS = {
 
 
 def raising(errors: tuple[str, ...]) -> Callable[[Trial], None]:
-    """An environment or a reward raises some errors; each costs its episode alone."""
+    """Return a fault: an environment or a reward raises errors, each of which ends one episode."""
 
     def strike(trial: Trial) -> None:
         trial.variables["CHAOS_ERROR"] = "|".join(trial.rng.permutation(errors))
@@ -233,7 +233,7 @@ def raising(errors: tuple[str, ...]) -> Callable[[Trial], None]:
 
 
 def hostile_texts(trial: Trial) -> None:
-    """Observations that hold control tokens, terminal codes, markup and half characters."""
+    """Put control tokens, terminal codes, markup and half characters into observations."""
     trial.kill_midway()
     printed = trial.output()
     trial.resume()
@@ -241,7 +241,8 @@ def hostile_texts(trial: Trial) -> None:
 
 
 def _harmless(trial: Trial, printed: str = "") -> None:
-    """Foreign texts reach no terminal as control codes, no page as markup, no file as two lines."""
+    """Raise Wrong if texts of environments got onto the console as control codes, into the report
+    as markup, or into a file as two lines."""
     printed += trial.output()
     codes = sorted(
         {c for c in printed if ord(c) < 32 and c not in "\n\r\t"} | set(printed) & {"\x9b"}
@@ -258,26 +259,26 @@ def _harmless(trial: Trial, printed: str = "") -> None:
 
 
 def changed_code(trial: Trial) -> None:
-    """The environment's file changes between a kill and the resume: a line names it, and with
+    """Change the environment's file between a kill and the resume: a line names it, and with
     --strict the run is refused."""
     trial.kill_midway()
     path = trial.code / "chaos_breaking.py"
-    names = ["chaos_breaking", "chaos_errors"]  # its own file, or one that it imports
+    names = ["chaos_breaking", "chaos_errors"]  # the environment's file, or a file that it imports
     name = names[trial.rng.integers(2)]
     path = trial.code / f"{name}.py"
     path.write_text(path.read_text() + "\nCHANGED = True\n")
     before = trial.contents()
     trial.expect_end(trial.start("--strict"), 2, says="chaos_breaking")
     if trial.contents() != before:
-        raise Wrong("files were changed by a start that was refused")
+        raise Wrong("a refused start changed files")
     trial.resume(says="chaos_breaking")
     lines = [line for line in trial.output().splitlines() if "chaos_breaking" in line]
     if not any("warning" in line or "chang" in line for line in lines):
-        raise Wrong(f"no line says that the code has changed: {lines}")
+        raise Wrong(f"no message about the changed code: {lines}")
 
 
 def folder_of_somebody_else(trial: Trial) -> None:
-    """A folder that names code and was not written with this user's key is resumed with --trust."""
+    """Resume a folder that names code and was not written with this user's key: needs --trust."""
     trial.kill_midway()
     for path in (trial.cache / "key", trial.run / ".signature"):
         path.unlink(missing_ok=True)
@@ -288,7 +289,7 @@ def folder_of_somebody_else(trial: Trial) -> None:
     code.write_text(f"open({str(marker)!r}, 'w').close()\n{text}")
     trial.expect_end(trial.start(), 2, says="--trust")
     if trial.contents() != before or marker.exists():
-        raise Wrong("its code was imported, or files were changed, by a start that was refused")
+        raise Wrong("a refused start imported the folder's code or changed files")
     code.write_text(text)
     trial.resume("--trust")
 

@@ -1,4 +1,4 @@
-"""All kinds of faults: a family a file, and the setups whose twins they are compared with."""
+"""All kinds of faults (each family has a file), and the setups with the twins for comparison."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,8 +18,8 @@ SETUPS: dict[str, Setup] = {
 class Kind:
     """A kind of fault."""
 
-    strike: Callable[[Trial], None]  # raises Wrong where the run did not survive as promised
-    setup: str = "plain"  # of SETUPS
+    strike: Callable[[Trial], None]  # raises Wrong if the run did not survive as promised
+    setup: str = "plain"  # key of SETUPS
 
 
 FAMILIES = (

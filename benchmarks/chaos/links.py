@@ -1,4 +1,4 @@
-"""Faults of trust: links that lead out of the run's folder, and a cache that others may write."""
+"""Faults of trust: links out of the run's folder, and a cache that other users may write."""
 
 import os
 import shutil
@@ -8,7 +8,10 @@ from benchmarks.chaos.trial import Trial, Wrong
 
 
 def linked(name: str) -> Callable[[Trial], None]:
-    """A file of the run is a link to another file: refused by its name, and nothing is written."""
+    """Return a fault: a file of the run is a link to another file.
+
+    The run is refused, with the name of the link, and the other file stays unchanged.
+    """
 
     def strike(trial: Trial) -> None:
         trial.kill_midway()
@@ -23,9 +26,9 @@ def linked(name: str) -> Callable[[Trial], None]:
         path.symlink_to(elsewhere)
         trial.expect_end(trial.start(), 2, says=name)
         if dangling and elsewhere.exists():
-            raise Wrong(f"a link from {name} was followed: a file was made elsewhere")
+            raise Wrong(f"the link {name} was followed: a file was created elsewhere")
         if not dangling and (not elsewhere.exists() or elsewhere.read_bytes() != content):
-            raise Wrong(f"a link from {name} was followed: a file elsewhere was changed")
+            raise Wrong(f"the link {name} was followed: a file elsewhere was changed")
         path.unlink()
         if name == "metrics.jsonl":
             path.write_bytes(content)
@@ -35,7 +38,7 @@ def linked(name: str) -> Callable[[Trial], None]:
 
 
 def programs_of_others(trial: Trial) -> None:
-    """Compiled programs that others may have put there are neither loaded nor kept."""
+    """Use a folder of compiled programs that others may write: nothing is loaded or stored."""
     folder = trial.cache / "compiled"
     how = trial.rng.integers(3)
     if how == 0:
@@ -48,7 +51,7 @@ def programs_of_others(trial: Trial) -> None:
     process = trial.start()
     trial.expect_end(process, 0, 2, says=str(folder))
     if sorted(path.name for path in folder.iterdir()) != before:
-        raise Wrong("programs were kept there")
+        raise Wrong("programs were stored in a folder that others may write")
     if process.returncode == 0:
         trial.compare()
     else:
@@ -58,7 +61,7 @@ def programs_of_others(trial: Trial) -> None:
 
 
 def no_tokenizer(trial: Trial) -> None:
-    """A model directory without tokenizer.json."""
+    """Remove tokenizer.json from the model directory."""
     trial.kill_midway()
     path = trial.run / "model" / "tokenizer.json"
     content = path.read_bytes()

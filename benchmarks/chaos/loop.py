@@ -1,4 +1,4 @@
-"""Trials in turn until the time is over, and the table of what they survived."""
+"""Run trials until the time is over, and print the table of survivals."""
 
 import argparse
 import concurrent.futures
@@ -22,7 +22,7 @@ from benchmarks.chaos.trial import Setup, Trial, Wrong
 
 
 def setup_in(name: str, root: Path, folder: Path) -> Setup:
-    """A setup whose fields name files of `root` or of the trial's own code."""
+    """Return a setup whose fields name files of `root` or of the trial's code."""
 
     def filled(value: object) -> object:
         if not isinstance(value, str):
@@ -34,8 +34,7 @@ def setup_in(name: str, root: Path, folder: Path) -> Setup:
 
 
 def run_twin(name: str, root: Path) -> Path:
-    """Runs a twin, to which nothing happens; returns its folder, next to the cache that trials
-    begin with."""
+    """Run a twin, without faults; return its folder, next to the initial cache of trials."""
     folder = root / f"twin_{name.replace(' ', '_')}"
     folder.mkdir()
     if name != "plain":
@@ -48,10 +47,10 @@ def run_twin(name: str, root: Path) -> Path:
 
 
 def run_twins(kinds: Sequence[str], root: Path) -> dict[str, str]:
-    """Runs the twins of some kinds; returns what was wrong, by setup."""
+    """Run the twins of some kinds; return {setup: error message} of those that failed."""
     needed = {KINDS[kind].setup for kind in kinds} | {"plain"}
     wrong = {}
-    for name in SETUPS:  # the plain one first, whose cache and agent the others begin with
+    for name in SETUPS:  # the plain twin first: the others start with its cache and agent
         if name in needed and "plain" not in wrong:
             try:
                 run_twin(name, root)
@@ -61,7 +60,7 @@ def run_twins(kinds: Sequence[str], root: Path) -> dict[str, str]:
 
 
 def attempt(kind: str, number: int, seed: int, root: Path) -> str:
-    """Runs a trial; returns what was wrong with it, or "" if it survived."""
+    """Run a trial; return the reason why it did not survive, or "" if it did."""
     name = KINDS[kind].setup
     twin, folder = root / f"twin_{name.replace(' ', '_')}", root / f"trial_{number}"
     folder.mkdir()
@@ -72,7 +71,7 @@ def attempt(kind: str, number: int, seed: int, root: Path) -> str:
         KINDS[kind].strike(trial)
     except Wrong as wrong:
         return str(wrong)
-    except Exception:  # of the benchmark itself: as bad
+    except Exception:  # an error of the benchmark counts as well
         return traceback.format_exc()
     shutil.rmtree(folder)
     return ""
@@ -81,7 +80,7 @@ def attempt(kind: str, number: int, seed: int, root: Path) -> str:
 def run_trials(
     kinds: Sequence[str], seed: int, end: float, at_a_time: int, root: Path
 ) -> Iterator[dict[str, object]]:
-    """Yields trials as they are done: each kind once before one comes again, until `end`."""
+    """Yield finished trials until the time `end`; each kind is tried once before any repeats."""
     order = np.random.default_rng(seed)
     drawn = (kinds[i] for _ in itertools.count() for i in order.permutation(len(kinds)))
 
@@ -103,7 +102,7 @@ def run_trials(
 
 
 def as_table(trials: Sequence[dict[str, object]]) -> str:
-    """A row for each kind: how often it was tried and survived."""
+    """Return a table of the numbers of trials and survivals of each kind."""
     tried = Counter(trial["kind"] for trial in trials)
     survived = Counter(trial["kind"] for trial in trials if not trial["wrong"])
     rows = [f"| {kind} | {tried[kind]} | {survived[kind]} |" for kind in KINDS if tried[kind]]
@@ -112,7 +111,7 @@ def as_table(trials: Sequence[dict[str, object]]) -> str:
 
 
 def main(argv: Sequence[str], description: str | None = None) -> None:
-    """The command; exits with 1 if a trial did not survive, and with 2 for an unknown kind."""
+    """Run the command; exit with 1 if a trial did not survive, and with 2 for an unknown kind."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks chaos",
         description=description,
@@ -122,8 +121,8 @@ def main(argv: Sequence[str], description: str | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--at-a-time", type=int, default=2, help="trials in parallel")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default="", help="with commas; default: all")
-    parser.add_argument("--out", type=Path, help="every trial as JSON")
+    parser.add_argument("--kinds", default="", help="kinds, separated by commas; default: all")
+    parser.add_argument("--out", type=Path, help="write every trial to this JSON file")
     given = parser.parse_args(argv)
     kinds = [kind for kind in given.kinds.split(",") if kind] or list(KINDS)
     if unknown := [kind for kind in kinds if kind not in KINDS]:

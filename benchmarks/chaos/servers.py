@@ -16,7 +16,7 @@ from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrievers import open_bm25
 from ragen_jax.storage.metrics_reader import read_metrics
 
-# The tiny agent has never searched: its first answer is made a search, and the next one is final.
+# The tiny agent has never searched: its first answer becomes a search, and the next is final.
 SEARCHING = '''
 """SearchQA that searches for its question and whatever the agent says first."""
 
@@ -69,10 +69,15 @@ SETUP = Setup(
 
 
 class Server:
-    """A retriever over the corpus whose next answers a test spoils."""
+    """A retriever over the corpus; a trial can spoil its answers."""
 
     def __init__(self, trial: Trial, spoil: Callable[[bytes, int], str]) -> None:
-        """spoil: (request, how often it came before) -> "", or what is wrong with the answer."""
+        """Open the index of the corpus.
+
+        Args:
+          spoil: (request, number of earlier requests with the same body) -> fault of the answer, or
+            "" for a correct answer.
+        """
         self.spoil = spoil
         self.asked: Counter[bytes] = Counter()
         self.answers: Counter[str] = Counter()
@@ -80,7 +85,7 @@ class Server:
         self._bm25 = open_bm25(str(trial.code / "corpus.json"))
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        """Answers a request, or spoils it."""
+        """Answer a request, or spoil the answer."""
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         with self._lock:
             wrong = self.spoil(body, self.asked[body])
@@ -114,12 +119,12 @@ class Server:
 
 @contextlib.contextmanager
 def serving(trial: Trial, spoil: Callable[[bytes, int], str]) -> Generator[Server]:
-    """Serves for the duration of the body; the trial's run asks it."""
+    """Serve the trial's run for the duration of the body."""
     ours = Server(trial, spoil)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            with contextlib.suppress(ConnectionError):  # the run has given the request up
+            with contextlib.suppress(ConnectionError):  # the run has closed the connection
                 ours.answer(self)
 
         def log_message(self, *_: object) -> None:
@@ -143,7 +148,7 @@ QUICK = ("closes", "busy", "garbage", "half")
 
 
 def fails_now_and_then(trial: Trial) -> None:
-    """Each request fails once or twice before it is answered: no figure changes."""
+    """Let each request fail once or twice before it is answered: no figure changes."""
 
     def spoil(body: bytes, before: int) -> str:
         drawn = zlib.crc32(body + bytes([before]))
@@ -152,14 +157,14 @@ def fails_now_and_then(trial: Trial) -> None:
     with serving(trial, spoil) as server:
         trial.expect_end(trial.start(), 0)
         if sum(server.answers[wrong] for wrong in QUICK) < 10:
-            raise Wrong(f"the server was hardly asked: {server.answers}")
+            raise Wrong(f"the server got few requests: {server.answers}")
         trial.compare()
 
 
 def half_dead(trial: Trial, *, how: str) -> None:
-    """A server that fails from one step on and recovers some steps later.
+    """Let the server fail from a step on and recover some steps later.
 
-    The run continues to its end, with the episodes counted that broke meanwhile, and none after.
+    The run continues to its end. It counts the episodes that broke meanwhile; none breaks later.
     """
     first = int(trial.rng.integers(1, 3))
     trial.fields |= {"env.time_limit": 2.0, "env.workers": 16, "eval.every": 0}

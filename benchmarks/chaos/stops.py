@@ -16,14 +16,14 @@ def signalled(number: int, code: int) -> Callable[[Trial], None]:
         process = trial.start()
         trial.wait_for_step(process, int(trial.rng.integers(0, STEPS)))
         process.send_signal(number)
-        trial.expect_end(process, code, 0)  # 0: it was done before
+        trial.expect_end(process, code, 0)  # 0: the run ended before the signal
         trial.resume()
 
     return strike
 
 
 def killed_while(pattern: str) -> Callable[[Trial], None]:
-    """Killed as soon as a file or folder is there."""
+    """Return a fault: the run is killed as soon as a file or folder exists."""
 
     def strike(trial: Trial) -> None:
         process = trial.start()
@@ -93,7 +93,7 @@ def second_run(trial: Trial) -> None:
 
 
 def one_of_two(number: int, code: int) -> Callable[[Trial], None]:
-    """Of two processes one is signalled: both end, and go on together."""
+    """Return a fault: one of two processes gets a signal; both end, and resume together."""
 
     def strike(trial: Trial) -> None:
         processes = trial.start_all()
@@ -115,7 +115,7 @@ def one_of_two(number: int, code: int) -> Callable[[Trial], None]:
 
 
 def killed_when(says: str, spread: float, *, empty_cache: bool = False) -> Callable[[Trial], None]:
-    """Killed up to `spread` seconds after a text was printed."""
+    """Return a fault: the run is killed up to `spread` seconds after it has printed a text."""
 
     def strike(trial: Trial) -> None:
         if empty_cache:
@@ -126,14 +126,14 @@ def killed_when(says: str, spread: float, *, empty_cache: bool = False) -> Calla
         time.sleep(trial.rng.uniform(0, spread))
         process.kill()
         if process.wait() == 0 and empty_cache:
-            raise Wrong("it ended before it was killed")
+            raise Wrong("the run ended before it was killed")
         trial.resume()
 
     return strike
 
 
 def killed_in_report(trial: Trial) -> None:
-    """The last page is written after the trained model."""
+    """Kill the run while it writes the last report, which comes after the trained model."""
     process = trial.start()
     trial.wait_until(process, (trial.run / "policy").exists)
     time.sleep(trial.rng.uniform(0, 1.0))
@@ -145,7 +145,7 @@ def killed_in_report(trial: Trial) -> None:
 
 
 def report_process_killed(trial: Trial) -> None:
-    """Pages that a process next to the run writes are not needed by the run."""
+    """Kill the process that writes reports in parallel: the run does not need it."""
     trial.fields["report.every"] = 1
     process = trial.start()
     killed = 0
@@ -153,16 +153,16 @@ def report_process_killed(trial: Trial) -> None:
         killed += trial.kill_child(process, "ragen_jax.report")
         time.sleep(0.2)
     if not killed:
-        raise Wrong("no process of a report was seen")
+        raise Wrong("no report process was found")
     trial.expect_end(process, 0)
     trial.compare()
 
 
 def worker_killed(trial: Trial) -> None:
-    """The process in which the environment's answers are compared dies again and again.
+    """Kill the process that compares the environment's answers, several times.
 
-    A comparison whose process died counts as wrong, which may change rewards: the count of rows and
-    the exit code are compared, and that a new process is started each time.
+    A comparison whose process died counts as wrong, which may change rewards. So only the number of
+    rows and the exit code are compared, and a new process must have started each time.
     """
     process = trial.start()
     killed = 0
@@ -172,13 +172,13 @@ def worker_killed(trial: Trial) -> None:
         time.sleep(float(trial.rng.uniform(0.1, 0.5)))
     trial.expect_end(process, 0)
     if killed < 2:
-        raise Wrong(f"{killed} workers were killed: it was not started again")
+        raise Wrong(f"{killed} workers were killed: no new worker was started")
     if len(trial.rows()) != STEPS + 1:
         raise Wrong(f"{len(trial.rows())} rows")
 
 
 def limited(limit: str) -> Callable[[Trial], None]:
-    """A limit that is lowered while the run is under way: it ends, and resumes without the limit.
+    """Return a fault: a limit is lowered during the run, which ends and resumes without the limit.
 
     Args:
       limit: "as", the address space, or "nofile", the number of open files.
@@ -200,7 +200,7 @@ def limited(limit: str) -> Callable[[Trial], None]:
             if process.poll() is None:
                 raise
         code = trial.wait(process)
-        # What C++ does without memory is its affair; without files there is a code and a line.
+        # C++ code may end in any way without memory; without files, code 4 and a line are promised.
         if limit == "nofile" and code not in (0, 4):
             raise Wrong(f"exit code {code}, not 4: {trial.output()[-1500:]}")
         trial.resume()
@@ -209,20 +209,20 @@ def limited(limit: str) -> Callable[[Trial], None]:
 
 
 def folder_renamed(trial: Trial) -> None:
-    """The run's folder gets another name while the run continues.
+    """Rename the run's folder during the run.
 
-    It ends with code 4 and a line that says where the folder is now, and writes nothing at the old
-    path; under its new name it resumes.
+    The run ends with code 4 and a line with the new path, and writes nothing at the old path. It
+    resumes under its new name.
     """
     process = trial.start()
     trial.wait_for_step(process, int(trial.rng.integers(2 * EVERY + 1, STEPS)))
     before, after = trial.run, trial.folder / "renamed"
     before.rename(after)
-    code = trial.expect_end(process, 4, 0)  # 0: it was done before
+    code = trial.expect_end(process, 4, 0)  # 0: the run ended before
     if code == 4 and f"{before} was renamed to {after} while" not in trial.output():
-        raise Wrong(f"no line says where the folder is: {trial.output()[-1500:]}")
+        raise Wrong(f"no line has the folder's new path: {trial.output()[-1500:]}")
     if before.exists():
-        raise Wrong(f"written at the old path: {sorted(map(str, before.rglob('*')))[:9]}")
+        raise Wrong(f"files at the old path: {sorted(map(str, before.rglob('*')))[:9]}")
     trial.name = after.name
     trial.resume()
 

@@ -1,4 +1,4 @@
-"""A trial: a run that a fault strikes, its commands, and the comparison with its twin."""
+"""A trial: a run with a fault, its commands, and the comparison with its twin."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ import numpy as np
 from ragen_jax.run.run_files import read_outcomes
 from ragen_jax.storage.metrics_reader import read_metrics
 
-STEPS, EVERY = 8, 2  # of a run; between two checkpoints
+STEPS, EVERY = 8, 2  # number of steps of a run, and between two checkpoints
 FIELDS: dict[str, object] = {
     **{"steps": STEPS, "checkpoint.every": EVERY, "checkpoint.keep": 3, "report.every": 0},
     **{"warmstart.success": 0.05, "warmstart.rooms": 1024, "warmstart.check_every": 100},
@@ -25,16 +25,16 @@ FIELDS: dict[str, object] = {
     **{"eval.every": 4, "eval.episodes": 32, "diagnose.scores_every": 4, "env.max_turns": 3},
     "optimizer.micro_batch": 4,
 }
-# Of environments of our own: the agent of the plain twin, and no rule that stops it when it learns
-# little or episodes break.
+# Fields for the environments of this benchmark: the agent of the plain twin, and no rule that stops
+# the run when it learns little or episodes break.
 LEARNER: dict[str, object] = {
     "model.path": "{root}/twin_plain/run/model",
     "env.max_error_share": 1.0,
     **{f"stopping.{rule}.action": "off" for rule in ("variance", "success", "empty")},
 }
 CLOCK_FIELDS = ("time/", "throughput/", "memory/")
-PATIENCE = 600.0  # seconds for a process to do what it should
-# Each trial has its own cache and console encoding, whatever the shell sets.
+PATIENCE = 600.0  # maximum seconds to wait for a process
+# Variables that are removed: each trial has its own cache and console encoding.
 CLEARED = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_ENABLE_COMPILATION", "PYTHONIO")
 
 
@@ -44,20 +44,20 @@ class Wrong(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a trial has in common with its twin."""
+    """The settings that a trial has in common with its twin."""
 
-    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)  # over FIELDS
-    code: Mapping[str, str] = dataclasses.field(default_factory=dict)  # file name -> its text
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the environment
+    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)  # override FIELDS
+    code: Mapping[str, str] = dataclasses.field(default_factory=dict)  # file name -> text
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)  # environment variables
     processes: int = 1
-    config: str = "sokoban"  # of the command
+    config: str = "sokoban"  # config file of the command
 
 
 @dataclasses.dataclass
 class Trial:
-    """A run that a fault strikes."""
+    """A run with a fault."""
 
-    folder: Path  # of the run, its cache and its code
+    folder: Path  # contains the run, its cache and its code
     twin: Path
     rng: np.random.Generator
     setup: Setup = Setup()
@@ -66,7 +66,7 @@ class Trial:
     name: str = "run"
 
     def __post_init__(self) -> None:
-        """Writes the setup's code where the run imports it from."""
+        """Write the setup's code to the folder that the run imports it from."""
         self.code.mkdir(parents=True, exist_ok=True)
         for name, text in self.setup.code.items():
             (self.code / name).write_text(text)
@@ -94,11 +94,11 @@ class Trial:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
     ) -> "subprocess.Popen[bytes]":
-        """Starts process `number` of the run's command.
+        """Start process `number` of the run's command.
 
         Args:
           flags: further flags of the command.
-          port: of the coordinator, for several processes.
+          port: port of the coordinator, for several processes.
           wrapper: words before the command, such as ("prlimit", "--nofile=64").
           stdout, stderr: by default a file, which `output` reads.
         """
@@ -133,18 +133,18 @@ class Trial:
             )
 
     def start_all(self, *flags: str) -> "list[subprocess.Popen[bytes]]":
-        """Starts all processes of the run's command."""
+        """Start all processes of the run's command."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         return [self.start(*flags, number=n, port=port) for n in range(self.setup.processes)]
 
     def output(self, number: int = 0) -> str:
-        """The text that a process has printed so far."""
+        """Return the text that a process has printed so far."""
         return (self.folder / f"output{number}").read_text(errors="replace")
 
     def wait(self, process: "subprocess.Popen[bytes]") -> int:
-        """The exit code of a process, which must end in time."""
+        """Wait for a process and return its exit code; raise Wrong after PATIENCE seconds."""
         try:
             return process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -153,31 +153,31 @@ class Trial:
             raise Wrong(f"did not end within {PATIENCE:g} s: {self.output()[-600:]}") from None
 
     def expect_end(self, process: "subprocess.Popen[bytes]", *codes: int, says: str = "") -> int:
-        """Waits for a process that should end with one of the codes and print `says`."""
+        """Wait for a process; raise Wrong unless its code is in `codes` and it prints `says`."""
         code = self.wait(process)
         if code not in codes:
             raise Wrong(f"exit code {code}, not {codes}: {self.output()[-1500:]}")
         if says not in self.output():
-            raise Wrong(f"did not say {says!r}: {self.output()[-1500:]}")
+            raise Wrong(f"did not print {says!r}: {self.output()[-1500:]}")
         if code in (0, 2, 4) and "Traceback" in self.output():
             raise Wrong(f"exit code {code}, and a traceback: {self.output()[-1500:]}")
         return code
 
     def wait_until(self, process: "subprocess.Popen[bytes]", ready: Callable[[], object]) -> None:
-        """Waits until something is true, or the process has ended."""
+        """Wait until `ready` is true or the process has ended."""
         end = time.monotonic() + PATIENCE
         while process.poll() is None and not ready() and time.monotonic() < end:
             time.sleep(0.005)
 
     def wait_for_step(self, process: "subprocess.Popen[bytes]", step: int) -> None:
-        """Waits for the row of a step, then for part of the next one."""
+        """Wait for the row of a step, then for part of the next step."""
         path = self.run / "metrics.jsonl"
         mark = f'{{"step": {step},'
         self.wait_until(process, lambda: path.exists() and mark in path.read_text())
         time.sleep(self.rng.uniform(0, 0.4))
 
     def kill_midway(self) -> None:
-        """Runs it until some time after its second checkpoint, then kills it."""
+        """Start the run, and kill it at a random time after its second checkpoint."""
         process = self.start()
         self.wait_for_step(process, int(self.rng.integers(2 * EVERY + 1, STEPS)))
         process.kill()
@@ -186,20 +186,20 @@ class Trial:
             raise Wrong(f"ended before its first step: {self.output()[-1500:]}")
 
     def resume(self, *flags: str, says: str = "") -> None:
-        """The same command ends well, with the figures of the twin."""
+        """Run the same command again; raise Wrong unless it ends with the figures of the twin."""
         for process in self.start_all(*flags):
             self.expect_end(process, 0, says=says)
         self.compare()
 
     def rows(self, folder: Path | None = None) -> list[dict[str, Any]]:
-        """The rows of a run without those figures that differ between identical runs."""
+        """Return the rows of a run without the figures that differ between identical runs."""
         return [
             {k: v for k, v in row.items() if not k.startswith(CLOCK_FIELDS)}
             for row in read_metrics((folder or self.run) / "metrics.jsonl")
         ]
 
     def compare(self) -> None:
-        """Compares a run that has ended with its twin."""
+        """Compare a finished run with its twin."""
         found, expected = self.rows(), self.rows(self.twin)
         if found != expected:
             differing = [
@@ -207,29 +207,29 @@ class Trial:
                 for a, b in zip(found, expected, strict=False)
                 if a != b
             ]
-            raise Wrong(f"{len(found)} rows, {len(expected)} of the twin; different: {differing}")
+            raise Wrong(f"{len(found)} rows, the twin has {len(expected)}; different: {differing}")
         if read_outcomes(self.run / "eval") != read_outcomes(self.twin / "eval"):
             raise Wrong("evaluations differ from the twin's")
         if not (self.run / "policy" / "model.safetensors").exists():
             raise Wrong("the trained model was not exported")
 
     def expect_refusal(self, mend: Callable[[], object], says: str, *flags: str) -> None:
-        """The same command ends with code 2 and a line, and changes nothing; after the mend it
-        resumes."""
+        """Run the same command; it must end with code 2 and the line `says`, and change no file.
+        After `mend`, it must resume."""
         before = self.contents()
         self.expect_end(self.start(*flags), 2, says=says)
         if self.contents() != before:
-            raise Wrong("files were changed by a start that was refused")
+            raise Wrong("a refused start changed files")
         mend()
         self.resume()
 
     def contents(self) -> dict[str, str]:
-        """A hash of each file of the run."""
+        """Return {path: hash} of the files of the run."""
         files = [path for path in self.run.rglob("*") if path.is_file() and path.name != ".lock"]
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     def children(self, process: "subprocess.Popen[bytes]", words: str) -> list[int]:
-        """The processes below one whose command holds some words."""
+        """Return the ids of a process's descendants whose command contains `words`."""
         found, parents = [], [process.pid]
         while parents:
             pid = parents.pop()
@@ -240,12 +240,12 @@ class Trial:
                     for each in below:
                         if words in Path(f"/proc/{each}/cmdline").read_text().replace("\0", " "):
                             found.append(each)
-                except OSError:  # it has ended meanwhile
+                except OSError:  # the process has ended meanwhile
                     continue
         return found
 
     def kill_child(self, process: "subprocess.Popen[bytes]", words: str) -> bool:
-        """Kills the processes of `children`; whether there were any."""
+        """Kill the processes of `children`; return whether there were any."""
         found = self.children(process, words)
         for pid in found:
             try:
@@ -257,23 +257,26 @@ class Trial:
     # -------------------------------------------------------------------------- damage
 
     def saved(self) -> list[Path]:
-        """The finished checkpoints, the newest last."""
+        """Return the finished checkpoints, the newest last."""
         found = [path for path in (self.run / "checkpoints").iterdir() if path.name.isdigit()]
         return sorted(found, key=lambda path: int(path.name))
 
     def newest(self) -> Path:
-        """The newest finished checkpoint."""
+        """Return the newest finished checkpoint."""
         return self.saved()[-1]
 
     def one_of(self, folder: Path, pattern: str = "*") -> Path:
-        """A file drawn at random, the larger the likelier."""
+        """Return a random file, with probability in proportion to its size."""
         files = sorted(path for path in folder.rglob(pattern) if path.stat().st_size)
         files = [path for path in files if path.is_file() and not path.name.endswith(".lock")]
         sizes = np.array([path.stat().st_size for path in files], float)
         return files[self.rng.choice(len(files), p=sizes / sizes.sum())]
 
     def rewrite(self, path: Path, content: bytes) -> Callable[[], None]:
-        """Replaces a file, which is hard-linked to other trials' caches; returns the undo."""
+        """Replace a file and return the undo function.
+
+        The file is written anew, since it may be hard-linked to the caches of other trials.
+        """
         before = path.read_bytes()
 
         def write(data: bytes) -> None:
@@ -284,11 +287,11 @@ class Trial:
         return lambda: write(before)
 
     def flip(self, path: Path) -> Callable[[], None]:
-        """Flips a bit of a file; returns the undo."""
+        """Flip a random bit of a file and return the undo function."""
         content = bytearray(path.read_bytes())
         content[self.rng.integers(len(content))] ^= 1 << int(self.rng.integers(8))
         return self.rewrite(path, bytes(content))
 
     def lines(self) -> list[bytes]:
-        """The lines of metrics.jsonl."""
+        """Return the lines of metrics.jsonl."""
         return (self.run / "metrics.jsonl").read_bytes().splitlines(True)

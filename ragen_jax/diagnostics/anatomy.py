@@ -44,8 +44,8 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     Returns:
       anatomy/<class>, fractions of the groups that sum to 1, and anatomy/<class>_count;
       anatomy/failed_differing, the fraction of groups that failed with more than one strategy. If
-      it is near anatomy/failed, the policy explores without a response from the reward; if it is
-      far below, the policy repeats the same actions. {} without any group.
+      it is near anatomy/failed, the policy explores but the reward does not respond; if it is far
+      below, the policy repeats the same actions. {} without any group.
 
     Raises:
       ValueError: the numbers of episodes and returns differ.
@@ -128,8 +128,8 @@ def reasoning_metrics(
     Returns:
       reasoning/stated, number of stated facts per turn; reasoning/grounded_rate, the fraction of
       all stated facts that are true, with its interval over groups (left out if no fact is
-      stated). Turns without reasoning state nothing. Episodes whose environment broke are left
-      out; {} if no episode is left.
+      stated). A turn without reasoning has no stated facts. Episodes whose environment broke are
+      left out; {} if no episode is left.
     """
     turns = [(e.group, turn) for e in episodes if not e.error for turn in e.turns]
     if not turns:

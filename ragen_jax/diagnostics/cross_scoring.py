@@ -1,9 +1,9 @@
 """Cross-scoring: log p(reasoning m | prompt n) for every pair, by shared prompts.
 
-Each distinct prompt is read once and its keys and values are shared by all reasonings scored
-under it: N * P + M * N * Z tokens of work instead of M * N * (P + Z), and no copy of a prompt's
-cache. The common prefix of all prompts is read only once, and duplicate samples are scored once.
-The tokens after a reasoning can be included, so that its action is scored in the same pass.
+Each distinct prompt is read once, and its keys and values are shared by all reasonings scored
+under it. The work is N * P + M * N * Z tokens instead of M * N * (P + Z), and a prompt's cache is
+not copied. The common prefix of all prompts is read only once, and duplicate samples are scored
+once. The tokens after a reasoning can be included, so that its action is scored in the same pass.
 Log-probabilities are at temperature 1.
 
 Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and the tokens after it,
@@ -70,7 +70,7 @@ def cross_score(
       (score_MN float32: sum over tokens of log p(z_m | x_n), length_M int32: tokens of z_m).
 
     Raises:
-      ValueError: no prompt, no reasoning, or an empty one.
+      ValueError: without prompts, without reasonings, or if one of them is empty.
     """
     _check(prompts, reasonings)
     spoken = [Spoken(np.asarray(reasoning), len(reasoning)) for reasoning in reasonings]
@@ -92,17 +92,17 @@ def cross_score_actions(
     """Return `cross_score` with the actions, and scores of actions after other reasonings.
 
     Args:
-      prompts, micro_batch: as `cross_score`.
+      prompts, micro_batch: as in `cross_score`.
       spoken: M, scored under every prompt.
-      swapped: R, each with the column of a prompt, scored under that prompt only: an action
-        after a reasoning that it was not sampled with.
+      swapped: R pairs (column of a prompt, an action after a reasoning that it was not sampled
+        with), each scored under that prompt only.
 
     Returns:
       (score_MN of the reasonings, action_MN: log p(a_m | x_n, z_m) summed over the action's tokens,
-      action_R: the same of `swapped`), float32; 0 where there is no action.
+      action_R: the same for `swapped`), float32; 0 without an action.
 
     Raises:
-      ValueError: no prompt, nothing spoken, or an empty one.
+      ValueError: without prompts, with empty `spoken`, or if one of their elements is empty.
     """
     rows = [*spoken, *(row for _, row in swapped)]
     _check(prompts, [row.tokens for row in rows])
@@ -117,10 +117,10 @@ def blocks(N: int, M: int, micro_batch: int, shards: int = 1) -> tuple[int, int]
 
     The numbers are rounded up to multiples of 8 and 16, since they vary slightly between steps and
     each shape needs a compilation. Few prompts per call give larger matrix products with the same
-    keys, but the number must divide over the mesh: otherwise every device would read all rows.
+    keys. The number must be divisible over the mesh: otherwise every device would read all rows.
 
     Args:
-      shards: parts that rows are split into on the mesh.
+      shards: number of parts that rows are split into on the mesh.
     """
     unit = min(-(-8 // shards) * shards, micro_batch)
     m = min(-(-M // 16) * 16, max(1, micro_batch // unit))
@@ -138,9 +138,12 @@ def _score_all(
     micro_batch: int,
     actions: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [1 or 2, M, N]: sums over reasonings and, with `actions`, actions; action_R)."""
+    """Return (float32 [1 or 2, M, N]: sums over reasonings and, with `actions`, actions; action_R).
+
+    The arguments are as in `cross_score_actions`.
+    """
     distinct, column_N = _distinct(prompts, lambda prompt: tuple(map(int, prompt)))
-    # The block is that of all M, so that its shape does not depend on how many are distinct.
+    # Computed from all M, so that the shape does not depend on the number of distinct reasonings.
     n, m = blocks(len(distinct), len(spoken), micro_batch, row_shards()[0])
     spoken, row_M = _distinct(spoken, _same)
     swapped, row_R = _distinct(
@@ -157,7 +160,7 @@ def _score_all(
     P = padded_length(max(map(len, rests)), 32)
     # Reasonings of similar length share a call, which is padded to its longest.
     by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
-    rows_of = [[] for _ in range(N)]  # of `swapped`, by prompt
+    rows_of = [[] for _ in range(N)]  # indices into `swapped`, by prompt
     for r, (column, _) in enumerate(swapped):
         rows_of[column].append(r)
 
@@ -195,8 +198,8 @@ def _score_all(
                 block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
 
-    # Only one call runs while the next is dispatched: XLA's CPU backend allocates the temporaries
-    # of every call when it is dispatched.
+    # At most one call runs while the next is dispatched, because XLA's CPU backend allocates the
+    # temporaries of a call when it is dispatched.
     pairs = itertools.pairwise(itertools.chain(calls(), [None]))
     for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
         if not _compiling.get():
@@ -208,7 +211,8 @@ def _score_all(
 def only_compiling() -> Generator[None]:
     """Compile the programs of cross-scoring in this thread without running them; scores are 0.
 
-    Programs for slightly longer reasonings are compiled as well."""
+    Programs for slightly longer reasonings are compiled as well.
+    """
     token = _compiling.set(True)
     try:
         yield
@@ -269,7 +273,8 @@ def read_prompts(
     """Return (`Segment` of whole prompts, hidden states of their last tokens).
 
     Args:
-      tokens_NP, length_N: prompts, or what follows `prefix`: of one row, all real.
+      tokens_NP, length_N: the prompts, right-padded; with `prefix`, the tokens after it.
+      prefix: the common prefix of all prompts: one row without padding.
     """
     positions, memory, start_N = None, (), None
     if prefix is not None:
@@ -284,8 +289,8 @@ def read_prompts(
     if prefix is None:
         return Segment(*kv, length_N=length_N, behind_N=behind_N), last_ND
 
-    # Repeated for each prompt of a call, so that what is scored reads one piece: on CPU a second
-    # one costs more than reading the whole prompts.
+    # The prefix is repeated for each prompt of a call, so that attention reads a single segment:
+    # on CPU, a second segment costs more than reading the whole prompts.
     def behind(first, rest):
         first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
         return jnp.concatenate([first, rest], axis=-2)
@@ -308,15 +313,18 @@ def score_block(
     """Return the sums of log-probs of a block, replicated on every device.
 
     Args:
-      segment, last_ND: of N prompts, by `read_prompts`.
-      tokens_MZ: under every prompt; or [N, M, Z], other ones under each, the next two likewise.
-      length_M: tokens of the reasoning, at the start. action_M2: span of the action.
+      segment, last_ND: N prompts, as `read_prompts` returns them.
+      tokens_MZ: token ids, scored under every prompt; or [N, M, Z], different tokens for each
+        prompt (then length_M and action_M2 also have a leading axis N).
+      length_M: number of reasoning tokens, at the start.
+      action_M2: (start, end) of the action; None: no action.
 
     Returns:
-      float32 [1, M, N] over the reasoning; [2, M, N] with an action.
+      float32 [1, M, N], sums over the reasoning; with action_M2 [2, M, N], the second for the
+      action.
     """
     N, (M, Z) = last_ND.shape[0], tokens_MZ.shape[-2:]
-    # Rows are prompt by prompt, so that rows share a segment row.
+    # Rows are ordered by prompt, so that neighbouring rows share a row of the segment.
     tokens_BZ = jnp.broadcast_to(tokens_MZ, (N, M, Z)).reshape(N * M, Z)
     tokens_BZ = constrain(tokens_BZ, "rows", None)
     position_BZ = jnp.repeat(segment.next_N, M)[:, None] + jnp.arange(Z)
@@ -349,7 +357,7 @@ def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
 def _distinct(
     items: Sequence[Item], key: Callable[[Item], Hashable]
 ) -> tuple[list[Item], np.ndarray]:
-    """(items with distinct keys in order of appearance, int array: which of them each item is)."""
+    """Return (items with distinct keys in order of appearance, int array: index of each item)."""
     index, first = {}, []
     for item in items:
         if index.setdefault(key(item), len(index)) == len(first):
@@ -358,20 +366,20 @@ def _distinct(
 
 
 def _same(spoken: Spoken) -> tuple[bytes, int, int]:
-    """Return a key that is equal for `Spoken`s with equal scores."""
+    """Return a key that is the same for instances of `Spoken` with the same scores."""
     return spoken.tokens.astype(np.int32).tobytes(), spoken.reasoning, spoken.action
 
 
 def _common(prompts: Sequence[Ids]) -> int:
     """Return the length of the common prefix, a multiple of 32; 0 if it is too short to share.
 
-    The attention kernels of accelerators read no earlier segment, so that there the prompts are
-    read whole: see `_score_all`.
+    Only for XLA's attention (see `_score_all`): the attention kernels of accelerators cannot read
+    an earlier segment, so they read whole prompts.
     """
     if len(prompts) == 1:
         return 0
     shortest = min(map(len, prompts))
-    rows = np.array([prompt[: shortest - 1] for prompt in prompts])  # one token must be left
+    rows = np.array([prompt[: shortest - 1] for prompt in prompts])  # each prompt keeps a token
     differs = (rows != rows[0]).any(axis=0)
     common = int(differs.argmax()) if differs.any() else shortest - 1
     return common // 32 * 32 if common >= LEAST_PREFIX else 0

@@ -31,7 +31,7 @@ Openings = tuple[tuple[int, ...], tuple[int, ...]]  # first token ids: grounded 
 
 
 def openings(styles: Mapping[str, Style], chat: Chat) -> Openings | None:
-    """Return the first tokens of the grounded style and of the others; None if either has none."""
+    """Return first tokens of the grounded style and of other styles; None if either is empty."""
     first, *others = (
         {int(chat.template.plain(text)[0]) for text in style.openings} for style in styles.values()
     )
@@ -52,7 +52,7 @@ def log_odds_gradient(
     """Return (grad D, D) over the first sampled token of every row; run under the training mesh.
 
     Args:
-      params: the policy's parameters; with `frozen`, its adapters. grad D has the same structure.
+      params: the policy's parameters; with LoRA, its adapters. grad D has the same structure.
       ids: the result of `openings`.
     """
     rows_B = np.flatnonzero(batch.weight_B > 0)

@@ -14,8 +14,8 @@ With L(a | x, z) = log p(a | x, z), all means over the A actions, own prompt and
     za_given_x = mean(L(a|x,z) - log mean_j p(a|x,z_j))   z_j sampled from x; I(Z;A|X)
     xa_given_z = mean(L(a|x,z) - log sum_n w_n p(a|x_n,z))   w_n = p(x_n|z); I(X;A|Z)
 
-The first and third measure whether the action follows the reasoning, the others whether it follows
-the prompt beyond the reasoning.
+The first and the third figure measure whether the action follows the reasoning, the second and the
+fourth whether it follows the prompt beyond the reasoning.
 
 w_n is the posterior of the prompt under a uniform prior over columns: softmax over n of
 log p(z | x_n). The own reasoning is in its panel, and the own prompt is among the N. So a policy
@@ -254,7 +254,7 @@ def score_flow(
 
 
 def _spoken(turn: Turn) -> Spoken:
-    """Return the reasoning of a turn and, with an answer, all tokens up to the answer's end."""
+    """Return the reasoning of a turn and, if it has an answer, all tokens to the answer's end."""
     (start, end), (first, last) = turn.reasoning, turn.answer
     return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
 

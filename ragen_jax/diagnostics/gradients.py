@@ -1,19 +1,20 @@
 """Gradients of the loss's parts over groups of low and of high reward variance.
 
-RAGEN-2, sections 3 and 5 and appendices H and K: where a prompt's returns hardly differ, the task's
+RAGEN-2, sections 3 and 5 and appendices H and K: if a prompt's returns hardly differ, the task's
 gradient is small and noisy while the regularisers keep their full strength. Here the groups of a
-batch are put into buckets by their reward variance. For each bucket, the gradients of
+batch are put into buckets by their reward variance. For each bucket, the gradients of these parts
+are compared, with one forward pass of each row and one vjp per part:
 
     task      the policy term, with advantages R - mean of the group
     kl        kl_coef * KL(policy || reference)
-    entropy   -entropy_coef * H, on every token, whatever algorithm.entropy_on and entropy_gate say
+    entropy   -entropy_coef * H, on every token, regardless of algorithm.entropy_on and entropy_gate
 
-are compared: one forward pass of each row, one vjp per part. The advantages are those of appendix H
-whatever algorithm trains: a division by the group's standard deviation would hide the differences
-between buckets. Parts whose coefficient is 0 are left out, as is a KL that is part of the reward.
+The advantages are those of appendix H, regardless of the training algorithm: a division by the
+group's standard deviation would hide the differences between buckets. Parts whose coefficient is 0
+are left out, as is a KL that is part of the reward.
 
-Nothing as large as the parameters leaves the device: all figures follow from inner products of the
-gradients (`figures`).
+All figures are computed from inner products of the gradients (`figures`), so nothing as large as
+the parameters leaves the device.
 
 Axes: B rows, T tokens, G groups of the batch, K episodes a group, N groups of a bucket, A
 micro-batches of a group, P parts.
@@ -40,7 +41,7 @@ from ragen_jax.update.learner import Learner
 from ragen_jax.update.policy import ForwardContext, Loss, loss_parts, rounding_decides
 from ragen_jax.update.state import TrainState
 
-ZERO = -1  # the bucket of groups without variance
+ZERO = -1  # bucket of groups without variance
 LOST = -2  # bucket of groups with too few sound members, which is not measured
 
 
@@ -51,16 +52,16 @@ def variance_buckets(
 
     Args:
       variance_G: sample variance of each group's returns, >= 0.
-      buckets: how many of equally many groups (sizes differ by one at most, the lower ones are
-        larger; of equal variances the lower index comes first). With fewer groups than buckets the
-        upper ones stay empty.
-      edges: or, rising variances above 0: bucket i holds edges[i - 1] <= variance < edges[i].
+      buckets: number of buckets of equal size, if `edges` is empty. Sizes differ by at most one,
+        and lower buckets are larger; of equal variances, the lower index comes first. With fewer
+        groups than buckets, the upper buckets stay empty.
+      edges: increasing variances above 0; bucket i holds edges[i - 1] <= variance < edges[i].
 
     Returns:
       int [G]: 0 for the lowest; ZERO for a group without variance (at most `filter.ZERO_SCORE`).
 
     Raises:
-      ValueError: fewer than one bucket; edges that do not rise from above 0.
+      ValueError: fewer than one bucket; edges that do not increase from above 0.
     """
     if buckets < 1:
         raise ValueError(f"buckets is {buckets}; it must be at least 1")
@@ -84,7 +85,7 @@ def check_edges(edges: Sequence[float], name: str) -> None:
 
 
 def part_names(loss: Loss) -> tuple[str, ...]:
-    """Return the parts of a loss, in the order of every P axis."""
+    """Return the names of a loss's parts, in the order of every P axis."""
     return ("task", *(["kl"] if loss.kl_coef else []), *(["entropy"] if loss.entropy_coef else []))
 
 
@@ -98,16 +99,19 @@ def part_gradients(
     kl_scale: jax.Array | float,
     frozen: ForwardContext | None = None,
 ) -> Params:
-    """Return the gradient of sum(weight * part) over rows for each part; they sum to the loss's.
+    """Return the gradient of sum(weight * part) over rows for each part.
+
+    The gradients of the parts sum to the gradient of the loss.
 
     Args:
       ref_params, kl_scale: as in `policy.loss_parts`.
       pieces: tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      frozen: where params are adapters, whose ref_params are not read, or rows show images.
+      frozen: required if params are LoRA adapters (ref_params is then not read) or if rows show
+        images.
 
     Returns:
-      tree like params, of arrays [P, ...] in the order of `part_names`.
+      Tree like params, of arrays [P, ...] in the order of `part_names`.
     """
     names = part_names(loss)
     unchanged = True if rounding_decides(loss, model.config.dtype) else None
@@ -143,19 +147,19 @@ def bucket_products(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Return inner products of `part_gradients` over a bucket's groups.
 
-    A device holds about three trees like params per part: the bucket's, the group's, a
-    micro-batch's.
+    For each part, a device holds about three trees like params: the gradients of the bucket, of
+    the group and of a micro-batch.
 
     Args:
       pieces: as in `part_gradients`, each [N * A, micro_batch, T], group after group.
-      count_N: int32, how many of a group's micro-batches hold rows. groups: scalar int32, at most
-        N: number of groups to run.
+      count_N: int32, number of a group's micro-batches that hold rows.
+      groups: scalar int32, at most N: number of groups to run.
       kl_scale: scalar. direction: tree like params. The rest: as in `part_gradients`.
 
     Returns:
       (total_PP, group_PP, along_P): float32; with S_ip the gradient of part p over group i,
       total[p, q] = <sum_i S_ip, sum_i S_iq>, group[p, q] = sum_i <S_ip, S_iq> and
-      along[p] = <sum_i S_ip, direction>, None without one.
+      along[p] = <sum_i S_ip, direction>, None without a direction.
     """
     N, P = len(count_N), len(part_names(loss))
     pieces = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), pieces)
@@ -200,38 +204,40 @@ def figures(
 ) -> Metrics:
     """Return a bucket's norms, cosines, signal and noise.
 
-    With S_i the gradient of sum(weight * part) over group i of n, and W the bucket's weights:
+    S_i is the gradient of sum(weight * part) over group i of n, and W the sum of the bucket's
+    weights:
 
     | name | formula |
     | --- | --- |
-    | X_norm | norm of g = sum_i S_i / W: of the mean per token, weighed as the loss weighs tokens |
-    | X_norm_per_episode | X_norm * tokens / episodes: of the mean per episode (its tokens' sum) |
+    | X_norm | norm of g = sum_i S_i / W, the mean per token with the token weights of the loss |
+    | X_norm_per_episode | X_norm * tokens / episodes: per episode, summed over its tokens |
     | X_signal_squared | mean over pairs of groups i != j of <x_i, x_j>, with x_i = n S_i / W |
-    | X_noise_squared | sample variance of the x_i / n: of their mean, which is g |
+    | X_noise_squared | (sample variance of the x_i) / n: the variance of their mean, which is g |
     | snr | task_signal_squared / task_noise_squared |
     | cos_X_Y | cosine of two parts |
     | dominance | regulariser_norm / (task_norm + regulariser_norm) (RAGEN-2, appendix K) |
     | X_pull | -<sum_i S_i, direction> / W of the whole batch, which adds up over buckets |
 
-    X_pull is how far a plain gradient step on X, over the bucket's groups alone, moves what
-    `direction` is the gradient of (drift.py), per unit of learning rate.
+    `direction` is the gradient of a quantity (drift.py). X_pull is the change of that quantity in
+    a plain gradient step on X over the bucket's groups alone, per unit of learning rate.
 
-    X is task, kl, entropy, regulariser (kl + entropy) or total; signal and noise are those of task
-    and regulariser.
+    X is task, kl, entropy, regulariser (kl + entropy) or total; signal and noise are computed for
+    task and regulariser only.
 
-    Signal and noise: for two halves a, b of equally many groups, E<g_a, g_b> is the squared norm
-    of the expected gradient, and |g_a - g_b|^2 / 4 the variance of their mean, the bucket's
-    gradient. These are the means of both over all ways to halve the bucket, at the cost of one:
-    norm^2 = signal^2 + noise^2 to the last digit. The signal's square is unbiased, so below 0 where
-    there is none to be seen, and the ratio with it. Its square root is what appendix H.3 bounds.
+    Signal and noise: for two halves a, b with the same number of groups, E<g_a, g_b> is the squared
+    norm of the expected gradient, and |g_a - g_b|^2 / 4 the variance of their mean, the bucket's
+    gradient. The figures are the means of both over all ways to halve the bucket, at the cost of
+    one: norm^2 = signal^2 + noise^2 is an identity. The squared signal is unbiased, so it can be
+    below 0 if the signal is lost in the noise, and so can snr. Appendix H.3 bounds its square root.
 
     Args:
-      total_PP, group_PP, along_P: as `bucket_products` returns them. names: of the parts P.
+      total_PP, group_PP, along_P: as `bucket_products` returns them.
+      names: names of the P parts.
       weight: W. all_weight: W of the whole batch, used with along_P.
-      groups, tokens, episodes: of the bucket.
+      groups, tokens, episodes: their numbers in the bucket.
 
     Returns:
-      finite figures; undefined figures (the cosine of a zero gradient) are left out.
+      Finite figures; undefined figures (the cosine of a zero gradient) are left out.
     """
     total_PP, group_PP = (np.asarray(x, np.float64) / weight**2 for x in (total_PP, group_PP))
     parts = {name: np.eye(len(names))[p] for p, name in enumerate(names)}
@@ -280,21 +286,21 @@ def bucket_gradients(
     frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> dict[int, Metrics]:
-    """Return `figures` of each bucket of a batch; run under the training mesh.
+    """Return the `figures` of each bucket of a batch; run under the training mesh.
 
-    One program for all buckets, and for all batches of G groups and T tokens.
+    All buckets, and all batches of G groups and T tokens, use the same compiled program.
 
     Args:
       model, loss, params, ref_params, kl_scale, frozen: as in `part_gradients`.
       batch: on the host. advantage_BT: float32.
       bucket_G: int, as `variance_buckets` returns it, or LOST.
-      micro_batch: rows of a forward and backward pass; a group begins a new one.
-      group_rows: the most rows a group can have.
-      direction: tree like params, for X_pull; None: without.
+      micro_batch: rows of a forward and backward pass; each group begins a new micro-batch.
+      group_rows: maximum number of rows of a group.
+      direction: tree like params, for X_pull; None: without X_pull.
 
     Returns:
-      {bucket: `figures`} of those that hold groups, the lowest first, with groups, episodes and
-      tokens.
+      {bucket: `figures`, groups, episodes and tokens} of the buckets that hold groups, the lowest
+      first.
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
     weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
@@ -363,17 +369,17 @@ def gradient_report(
     direction: Params | None = None,
     sound_GK: np.ndarray | None = None,
 ) -> Metrics:
-    """Return gradient/* metrics of a batch; run under the training mesh.
+    """Return the gradient/* metrics of a batch; run under the training mesh.
 
     Args:
       state: the state that sampled the batch.
-      batch: of G * K episodes. return_GK: undiscounted returns, penalties included.
+      batch: rows of G * K episodes. return_GK: undiscounted returns, penalties included.
       group_rows, direction: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
-      sound_GK: bool, the episodes whose environment did not break; None: all. The others, and
-        groups of two or more with fewer than two sound members, enter no figure.
+      sound_GK: bool, whether the environment of an episode did not break; None: all True. Other
+        episodes are left out, as are groups of two or more with fewer than two sound members.
 
     Returns:
-      gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
+      gradient/zero/* for the groups without variance and gradient/bucket_<i>/* for the others:
       `figures`, groups, episodes, tokens and reward_variance, the mean over the bucket's groups.
     """
     if sound_GK is None:

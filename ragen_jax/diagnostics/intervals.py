@@ -6,65 +6,64 @@ NumPy float64 on the host, some milliseconds.
 A *group* is an independent draw: an environment seed, that is, a room or a problem. The trajectory
 scope has several turns of a room, under different prompts.
 
-**What is estimated**: the mean of a figure f over new batches with the same numbers of groups,
-prompts and reasonings, from the same environment and policy. The mean of `mi_seq` is at most log N,
-and grows
-with N: an interval says nothing about the information among more prompts.
+**The estimated quantity** is the mean of a figure f over new batches with the same numbers of
+groups, prompts and reasonings, from the same environment and policy. The mean of `mi_seq` is at
+most log N and grows with N: an interval says nothing about the information among more prompts.
 
 **Jackknife**, for entropies and information. Groups are the independent draws: prompts of one
-room resemble each other, rooms differ in how much reasonings depend on what is seen, and a
+room resemble each other, rooms differ in how much reasonings depend on the observation, and a
 prompt is in the marginal of all reasonings. So the jackknife deletes a whole group g, with its
-columns and the reasonings sampled from them, which leaves
+columns and the reasonings sampled from them:
 
     f_g = f of the remaining scores; log N becomes log(N - columns of g)
     se  = sqrt((G - 1) / G * sum over g of (f_g - mean of all f_g)^2)
     half-width = t * sqrt(se^2 + floor^2) + rounding, t the 0.975 quantile of Student's t, G - 1
 
-f_g is about fewer prompts than f, which shifts all f_g alike; the interval takes only their
+f_g is about fewer prompts than f, which shifts all f_g alike; the interval uses only their
 spread and stays centred at f. Deleting a group that no reasoning was sampled from counts as well.
-Groups are deleted one by one even where two of them by chance show the same prompt: they were
-drawn independently, and a batch drawn anew may hold such a pair or none.
+Groups are deleted one by one even if two of them show the same prompt by chance: they were drawn
+independently, and a new batch may hold such a pair or not.
 
-**Floor** of information. Where every prompt is told from all others, no f_g differs and se is
-0, though a few prompts of the next batch may well be confused: a batch without failures does
-not say that there are none, and one with few not how many there are. So the shift by half a prompt
-answered at chance is added as a separate error (the half observation that
-Jeffreys' prior adds to a proportion): floor = |mi| / (2 D). Half a group would be more than
-failures of single turns call for, and gave a coverage of 1.
+**Floor** of information. If every prompt is distinguished from all others, all f_g are equal and se
+is 0, though a few prompts of the next batch may well be confused: a batch without failures does not
+show that failures never happen, and a batch with few failures does not show how many to expect. So
+the shift by half a prompt answered at chance is added as a separate error (as Jeffreys' prior adds
+half an observation to a proportion): floor = |mi| / (2 D). Half a group would be too much for
+failures of single turns, and gave a coverage of 1.
 
 **Rounding**, for entropies and information: a score is a float32, so a figure may be off by
-2^-23 of h_cond_seq (per token: of h_cond). That is the width left to reasonings that ignore the
-prompt altogether.
+2^-23 of h_cond_seq (per token: of h_cond). Without this term, the interval would have no width for
+reasonings that ignore the prompt altogether.
 
-**Retrieval** is a proportion. Deleting a group hands the first rank to reasonings of others
-that were mistaken for one of its prompts; a reasoning and the prompt it is mistaken for are
-both in that, so that the jackknife counts them twice and its interval covers too much. What
-differs from group to group is their own first ranks h_m = P(own answer ranks first):
+**Retrieval** is a proportion. If a group is deleted, reasonings of other groups that were mistaken
+for one of its prompts gain the first rank. Both the group of such a reasoning and the group of the
+prompt contain this effect, so the jackknife counts it twice and its interval is too wide. Instead,
+the spread between groups of their own first ranks h_m = P(own answer ranks first) is used:
 
     se = sqrt(G / (G - 1) * sum over g of (sum over m in g of (h_m - mean h))^2) / M
     half-width = t * sqrt(se^2 + floor^2),   floor = t / (2 (n + t^2))
 
 over the groups with a reasoning. The floor alone is the half-width of Wilson's interval (1927)
 for n observations without a failure, or without a success. Reasonings of one prompt may fail
-together or not: n = sqrt(M * distinct own prompts) lies between the two.
+together or independently: n = sqrt(M * distinct own prompts) is between the two numbers.
 
-**Simulated coverage** (tests/diagnostics/, test_intervals.py and test_trajectory_intervals.py;
-batches of rooms, prompts and reasonings drawn anew, scores their true likelihoods). Trajectories
-of 8 rooms x 8 turns and 16 x 4, two policies at four and six strengths, 1,000 batches each (of
-mi_released 200, at one strength): 0.93 to 0.98 where rooms are alike. Where they differ in how
-much their reasonings say (log-normal, 0.6), 0.91 to 0.97, mi_seq lowest near its bound;
+**Simulated coverage** (tests/diagnostics/, test_intervals.py and test_trajectory_intervals.py; each
+batch has new rooms, prompts and reasonings, and scores are the true likelihoods). Trajectories of
+8 rooms x 8 turns and 16 x 4, two policies at four and six strengths, 1,000 batches each (for
+mi_released 200, at one strength): 0.93 to 0.98 if rooms are alike. If rooms differ in how much
+their reasonings say (log-normal, 0.6): 0.91 to 0.97, with mi_seq lowest near its bound;
 retrieval_acc 0.90 to 0.97 (the lowest, 8 x 8 at strength 6, 0.904 of 4,000 batches, 0.89 of its
-first 1,000). There, deleting single prompts had covered 0.65 to 0.93.
+first 1,000). In these cases, deleting single prompts had covered 0.65 to 0.93.
 
-**Rates of a step** (success, valid replies) are proportions whose trials come in groups. Their
-jackknife has no width when all groups agree, and covered 0.09 to 0.94 for rates from 0.01 to 0.99.
-`rate_with_interval` takes the Clopper-Pearson interval of an effective number of trials. Simulated
+**Rates of a step** (success, valid replies) are proportions with grouped trials. Their jackknife
+has no width if all groups agree, and covered 0.09 to 0.94 for rates from 0.01 to 0.99.
+`rate_with_interval` uses the Clopper-Pearson interval of an effective number of trials. Simulated
 coverage (test_intervals.py; beta-binomial groups, 8 and 32 of 4 and 16, correlations inside a group
 from 0 to 0.9, rates from 0.01 to 0.99): 0.95 to 1; groups whose members copy a common draw, lowest
-at a rate of 0.3: 0.93. Without a failure, or without a success, the data do not tell how alike
-members are, so a group counts as one trial: 8 groups give 0 to 0.37. With few failures they say
-little, whatever the number of members: 8 groups at a rate of 0.98 have half-widths of 0.29. What is
-compared from step to step should also use the differences of neighbours (regimes.py).
+at a rate of 0.3: 0.93. Without a failure, or without a success, the data do not show how alike
+members are, so a group counts as one trial: 8 groups give 0 to 0.37. With few failures the data
+show little, regardless of the number of members: 8 groups at a rate of 0.98 have half-widths of
+0.29. Comparisons between steps should also use the differences of neighbouring steps (regimes.py).
 """
 
 import math
@@ -78,7 +77,7 @@ from scipy.special import betaincinv, stdtrit
 from ragen_jax.core.types import Array, Metrics
 from ragen_jax.diagnostics.information import checked_scores, first_ranks, own_margins, parts
 
-# Below three groups, deleting one leaves a single one, which may be all alike.
+# With two groups, deleting one leaves a single group, whose prompts may all be the same.
 LEAST_GROUPS = 3
 PSEUDO_GROUPS = 0.25  # all-success and all-failure groups added to estimate a design effect
 
@@ -97,7 +96,7 @@ def confidence_intervals(
     The top of this file describes the estimated quantities, the methods and the coverage.
 
     Args:
-      score_MN, length_M, prompt_M, prompt_id_N: as `information_metrics`.
+      score_MN, length_M, prompt_M, prompt_id_N: as in `information_metrics`.
       group_N: integers or strings, the group that a prompt belongs to; None: each distinct prompt
         is a group.
       part_N: the parts, for intervals of the figures of `within_metrics`; None: a single part.
@@ -177,16 +176,16 @@ def log_margin(
     """Return the mean over groups of sign(x) log(1 + |x|), x the mean own_margin of a group.
 
     exp(own_margin_log) - 1 is a typical group's margin. Groups may differ by an order of magnitude
-    in how much their reasonings say; own_margin is then mostly that of the few largest, and varies
-    with which were drawn. The logarithm weighs them alike: a fall of all groups stands out further
-    from the draw of the groups.
+    in how much their reasonings say; own_margin then depends mostly on the few largest groups, and
+    varies with the draw of the groups. The logarithm gives all groups a similar weight, so that a
+    fall of all groups is clearer relative to that variation.
 
     Args:
       score_MN, prompt_M, prompt_id_N, group_N: as in `confidence_intervals`.
 
     Returns:
-      own_margin_log and, from three groups with a reasoning on, own_margin_log_ci95, the half-width
-      of its 95 % interval over groups (Student's t).
+      own_margin_log and, with at least three groups with a reasoning, own_margin_log_ci95, the
+      half-width of its 95 % interval over groups (Student's t).
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.
@@ -220,8 +219,8 @@ def jackknife(deleted_G: Sequence[float] | np.ndarray, floor: float = 0.0) -> fl
 def rate_with_interval(name: str, part_G: np.ndarray, whole_G: np.ndarray) -> Metrics:
     """Return a proportion over all groups, sum(part) / sum(whole), and its 95 % half-width.
 
-    The half-width is the distance to the farther end of `proportion_interval`, so that the rate
-    plus and minus it contains the interval.
+    The half-width is the distance to the farther end of `proportion_interval`, so that rate ±
+    half-width contains that interval.
 
     Args:
       name: name of the figure.
@@ -248,9 +247,8 @@ def rate_with_interval(name: str, part_G: np.ndarray, whole_G: np.ndarray) -> Me
 def mean_with_interval(name: str, sum_G: np.ndarray, count_G: np.ndarray) -> Metrics:
     """Return a mean over all groups, sum(sum_G) / sum(count_G), and its 95 % half-width.
 
-    The half-width is by the jackknife.
-
-    For numbers without bounds, such as lengths; a proportion takes `rate_with_interval`.
+    The half-width is by the jackknife. Use this for numbers without bounds, such as lengths, and
+    `rate_with_interval` for proportions.
 
     Args:
       name: name of the figure.
@@ -301,11 +299,11 @@ def proportion_interval(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float,
 def effective_trials(part_G: np.ndarray, whole_G: np.ndarray) -> float:
     """Return the number of independent trials with the information of grouped trials.
 
-    p (1 - p) over the variance of the rate between groups, from (sum m)^2 / sum m^2 (each group is
-    one trial) to sum m (all trials are independent), m the trials of the groups. A quarter of a
-    group of mean size without a failure, and another without a success, are added first: few
-    successes, all in one group or each in another, say little about how alike members are, and
-    without any the trials count as alike.
+    The number is p (1 - p) over the variance of the rate between groups, clipped to between
+    (sum m)^2 / sum m^2 (each group is one trial) and sum m (all trials are independent), with m the
+    trials of the groups. A quarter of a group of mean size without a failure, and a quarter without
+    a success, are added first: few successes show little about how alike members are, whether they
+    are in one group or in different groups. Without any success, members count as alike.
 
     Args:
       part_G, whole_G: successes and trials of each group, whole > 0.
@@ -354,9 +352,9 @@ def paired_gain(
     """Return the gain in success over the same problems, with its 95 % half-width (1.96 s.e.).
 
     Args:
-      before_N: success of each problem at first, NaN where its environment broke. after_EN: at E
-        later evaluations; those of a problem that are no NaN are averaged. A problem counts that
-        was played before and after.
+      before_N: success of each problem in the first evaluation; NaN if its environment broke.
+      after_EN: the same in E later evaluations; their mean without NaN is used. Problems without a
+        number before or after are left out.
     """
     later_EN = np.asarray(after_EN, float)
     played_N = np.sum(~np.isnan(later_EN), 0)
@@ -374,14 +372,14 @@ def wilson_interval(
 
     Wilson's score interval (1927): with p the rate and n the number of independent episodes
 
-        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+        (p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
-    Unlike p +- 1.96 standard errors it is not empty where all problems were solved, or none. K
+    Unlike p ± 1.96 standard errors, it has a width even if all problems were solved, or none. K
     episodes of one problem are not independent: n is `intervals.effective_trials`, from N to N K.
 
     Args:
       success_NK: 0 or 1, for K episodes of each of N problems.
-      sound_NK: bool, the episodes that count, at least one; None: all.
+      sound_NK: bool, whether an episode counts, True for at least one; None: all count.
     """
     success_NK = np.asarray(success_NK, float)
     sound_NK = np.ones(success_NK.shape, bool) if sound_NK is None else sound_NK
@@ -400,7 +398,8 @@ def pass_at_k(
     """Return the mean over problems of 1 - C(samples - solved, k) / C(samples, k).
 
     Args:
-      samples: episodes of each problem, at least k; one number, or one per problem.
+      solved_N: number of solved episodes of each problem.
+      samples: number of episodes of each problem, at least k; one number, or one per problem.
     """
     pairs = zip(solved_N, np.broadcast_to(samples, len(solved_N)).tolist(), strict=True)
     return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))

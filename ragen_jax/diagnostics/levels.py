@@ -4,47 +4,49 @@ A figure is a noisy number at each step. The test compares its *level*, from the
 with its *recent* mean:
 
     level   mean of the first third of the values, or of all but the last SINCE if these are more:
-            at least `baseline`, at most `long` of them
-    recent  mean of the last third of the values: at least FEWEST, at most those of the last
+            at least `baseline` values, at most `long`
+    recent  mean of the last third of the values: at least FEWEST values, at most those of the last
             `recent` steps or the last SPARSE values, whichever are more
 
-The highest value of the first and the lowest of the second are left out (the other way round where
-a rise is looked for), so that no single step decides. The test statistic is
+In the test for a fall, the highest value of the level and the lowest recent value are left out (in
+the test for a rise, the lowest and the highest), so that no single step decides. The test statistic
+is
 
     z = (level - recent) / sqrt(v / W_recent + v / W_level + w^2 size^2 (c_recent + c_level))
 
-where W sums the weights of the values, v / weight is the variance of a value, w the fraction of its
-level by which a healthy figure wanders slowly, and c = 1 / (1 + steps / WANDER_STEPS) the part of
-that variance that remains in a mean over that number of steps. size is the level; for a figure that
-is log(1 + x), the change of the figure where x changes by all of itself, x / (1 + x). A figure has
-*fallen* where z is above `bound` and recent is below a fraction of the level that depends on its
-kind; *risen* likewise.
+where W is the sum of the weights of the values, v / weight the variance of a value, w the fraction
+of its level by which a healthy figure wanders slowly, and c = 1 / (1 + steps / WANDER_STEPS) the
+fraction of that variance that remains in a mean over that number of steps. size is the change of
+the figure for a relative change of 1 in its quantity: the level itself or, for a figure that is
+log(1 + x), x / (1 + x). A figure has *fallen* if z is above `bound` and recent is below a fraction
+of the level that depends on its kind; *risen* likewise.
 
-**The noise is estimated from the run.** v is the larger of half the mean
-squared difference of neighbouring values and the mean of the variances that come with them
-(of margins). w^2 is estimated from the second differences of the means of blocks of BLOCK values
-(a steady rise or fall is no wandering), in excess of their noise, and shrunk to the square of the
-figure's prior with the weight of WANDER_WEIGHT blocks. A block weighs (p^2 / (p^2 + noise))^2, with
-p the prior, at least LEAST_PRIOR: the square of its noise is the variance of what it says of w^2,
-and a block that is nearly all noise must neither widen nor narrow the bound. Both are learnt from
-values at least LAG old, and not while the figure is a sign: a fall does not widen the bound that it
-is tested against.
-Weights are the numbers of prompts where these are known, so that a step with 8 prompts counts for a
-third of one with 24.
+**The noise is estimated from the run.** v is the larger of half the mean squared difference of
+neighbouring values and the mean of their squared standard errors (margins have them). w^2 is
+estimated from the second differences of the means of blocks of BLOCK values (so that a steady rise
+or fall is not wandering), in excess of their noise, and shrunk to the square of the figure's prior
+with the weight of WANDER_WEIGHT blocks. A block weighs (p^2 / (p^2 + noise))^2, with p the prior,
+at least LEAST_PRIOR: the variance of a block's estimate of w^2 is the square of its noise, so a
+block that is nearly all noise hardly changes the bound. v and w are learnt from values that are at
+least LAG values old, and not while the figure is a sign: a fall does not widen the bound that it is
+tested against. Weights are the numbers of prompts if these are known, so that a step with 8 prompts
+counts for a third of a step with 24.
 
 **The bound grows** with the number n of values, 2.2 + 0.4 log(n / 25) between 2.2 and 3.3: the
 chance of a false alarm is spent about evenly over the logarithm of the run's length, early falls
-are seen early, and the error of a whole run stays bounded (`python -m benchmarks alarm` measures
-it). This is a window-limited generalised likelihood-ratio test (Lai 1995, section 3; Siegmund and
-Venkatraman 1995) of a change with unknown level and unknown time, for one window that grows.
+are detected early, and the error of a whole run stays bounded (`python -m benchmarks alarm`
+measures it). This is a window-limited generalised likelihood-ratio test (Lai 1995, section 3;
+Siegmund and Venkatraman 1995) of a change with unknown level and unknown time, for one window that
+grows.
 
-**A level does not fall.** While a figure is a sign, its level stays a mean of the values that it
-was of. **It may rise.** A mean of RISE values whose lower end, RISE_BOUND standard errors below it
-and with a wander of at least the figure's `rise`, is above the level becomes the level, at that
-lower end: information that rises and then crashes is compared with what was surely reached.
+**A level does not fall.** While a figure is a sign, its level remains the mean of the same values.
+**It may rise.** The lower end of the mean of the last RISE values is RISE_BOUND standard errors
+below that mean, with a wander of at least the figure's `rise`. If the lower end is above the level,
+it becomes the level: information that rises and then crashes is compared with the level that it
+surely had.
 
 Axes: E environments, F figures, A first values, Q last values. All state is float32 unless stated
-otherwise, and all of it is replaced as one, so that a resumed run computes the same numbers.
+otherwise, and each update replaces all of it, so that a resumed run computes the same numbers.
 """
 
 import dataclasses
@@ -56,21 +58,21 @@ from ragen_jax.core.types import Array
 
 FIRST = 100  # values kept from the start: maximum number for a level
 LAST = 32  # values kept from the end
-FEWEST = 4  # values of a recent mean
-SPARSE = 6  # values of a recent mean whose steps hold fewer, where these are a third of all
+FEWEST = 4  # minimum number of values of a recent mean
+SPARSE = 6  # maximum number of values of a recent mean if the last `recent` steps hold fewer
 SINCE = 40  # newest values excluded from the level, unless they are two thirds of all
 LAG = 8  # delay, in values, before noise is estimated from a value
-NOISE_VALUES = 40  # values over which noise is averaged
-NOISE_DOUBT = 2.0  # v is raised by this over the number of values that it is learnt from
-BLOCK = 8  # values whose mean shows slow wandering
-BLOCKS = 30  # blocks over which wandering is averaged
-WANDER_WEIGHT = 4.0  # blocks that the prior of wandering counts as
-LEAST_PRIOR = 0.05  # of the priors that blocks are weighed by
-# Mean square of the second differences of blocks, over the variance of what wanders: 1.2 for AR(1)
+NOISE_VALUES = 40  # number of values over which noise is averaged
+NOISE_DOUBT = 2.0  # v is multiplied by 1 + NOISE_DOUBT / (number of values it is learnt from)
+BLOCK = 8  # number of values of a block, whose means show slow wandering
+BLOCKS = 30  # number of blocks over which wandering is averaged
+WANDER_WEIGHT = 4.0  # number of blocks that the prior of wandering counts as
+LEAST_PRIOR = 0.05  # minimum prior in the weights of blocks
+# Mean square of the second differences of blocks, over the variance of the wandering: 1.2 for AR(1)
 # with a coefficient of 0.9.
 WANDER_DIFFERENCES = 1.2
 WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
-RISE, RISE_BOUND = 20, 3.0
+RISE, RISE_BOUND = 20, 3.0  # number of values whose mean may raise a level; standard errors
 SURE = 4.0  # minimum level to be tested, in standard errors above 0
 
 
@@ -78,28 +80,27 @@ SURE = 4.0  # minimum level to be tested, in standard errors above 0
 class Levels:
     """State of the test for each figure."""
 
-    count_EF: Array  # int32, values so far
+    count_EF: Array  # int32, number of values so far
     step_E: Array  # int32, the last step
-    first_step_EF: Array  # int32, the step of the first value
-    first_count_EF: Array  # int32, the values below, of steps at which the figure was no sign
+    first_step_EF: Array  # int32, step of the first value
+    first_count_EF: Array  # int32, number of first values; no value is added while it is a sign
     first_EFA: Array  # the first values, and their weights
     first_weight_EFA: Array
     last_EFQ: Array  # the last values, newest last, with weights, squared errors and steps
     last_weight_EFQ: Array
     last_error_EFQ: Array
     last_step_EFQ: Array  # int32
-    noise_EF: Array  # v from neighbouring values, and v from their errors
+    noise_EF: Array  # v from neighbouring values, and v from their standard errors
     error_EF: Array
-    block_EF2: (
-        Array  # the means of the last two full blocks, newest last, and their weights; 0: none
-    )
+    # Means of the last two full blocks, newest last, and their weights; 0: no block.
+    block_EF2: Array
     block_weight_EF2: Array
-    blocks_EF: Array  # weights of the second differences of blocks so far
+    blocks_EF: Array  # sum of the weights of the second differences of blocks so far
     wander_EF: Array  # w^2 from their weighted mean square in excess of noise
-    raised_EF: Array  # a level that was raised, the mean of RISE values, and its weight; 0: none
+    raised_EF: Array  # raised level, and the weight of its RISE values; 0: never raised
     raised_weight_EF: Array
-    level_values_EF: Array  # int32, how many of the first values the level is a mean of
-    level_EF: Array  # the level that recent is compared with; 0: none yet
+    level_values_EF: Array  # int32, number of first values that the level is a mean of
+    level_EF: Array  # level that recent is compared with; 0: no level yet
     recent_EF: Array
 
 
@@ -108,11 +109,11 @@ class Comparison:
     """Settings of the test."""
 
     baseline: int  # minimum number of values in a level
-    recent: int  # steps of the recent mean
+    recent: int  # number of steps of the recent mean
     long: int  # maximum number of values in a level
-    prior_F: np.ndarray  # fraction of its level by which a figure wanders, before that is seen
-    rise_F: np.ndarray  # the least such fraction where a level rises; infinite: it does not rise
-    log_F: np.ndarray  # bool, figures that are log(1 + x), of whose x the fractions are
+    prior_F: np.ndarray  # prior of a figure's slow wander, as a fraction of its level
+    rise_F: np.ndarray  # minimum wander, as such a fraction, when a level rises; inf: never rises
+    log_F: np.ndarray  # bool, whether a figure is log(1 + x); its fractions are then of x
 
 
 def init_levels(environments: int, figures: int) -> Levels:
@@ -144,15 +145,16 @@ def update_levels(
     """Add the values of a step, and test each figure.
 
     Args:
-      step_E: int, number of the step, above that of the update before.
-      value_EF: NaN: no value, which changes nothing of the figure.
+      step_E: int, number of the step, above that of the previous update.
+      value_EF: NaN: no value, which leaves the figure unchanged.
       error_EF: standard error of a value; 0: unknown.
       weight_EF: above 0; the variance of a value is v / weight.
-      fixed_EF: bool, figures that have left their level: neither it nor their noise takes in more.
+      fixed_EF: bool, whether a figure has left its level; its level and its noise then stay as
+        they are.
 
     Returns:
-      (Levels, z_EF float64: above 0 where recent is below the level; 0 where there is no value, no
-      level yet, or a level that is not SURE standard errors above 0).
+      (Levels, z_EF float64: above 0 if recent is below the level; 0 without a value, without a
+      level, or with a level that is less than SURE standard errors above 0).
     """
     here_EF = np.isfinite(value_EF)
     s = _append(levels, step_E, value_EF, error_EF, weight_EF, fixed_EF)
@@ -254,11 +256,11 @@ def _learnt(s: Levels, test: Comparison) -> np.ndarray:
 
 
 def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
-    """Update noise and wandering with the value that is now old enough."""
+    """Update noise and wandering with the value that is now LAG values old."""
     learnt_EF = _learnt(s, test)
     before_EF = _learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
     new_EF = (learnt_EF > before_EF) & ~fixed_EF
-    place_EF = LAST - (s.count_EF - learnt_EF) - 1  # of that value among the last
+    place_EF = LAST - (s.count_EF - learnt_EF) - 1  # position of that value among the last
 
     def at(x_EFQ, back=0):
         index_EF1 = np.clip(place_EF - back, 0, LAST - 1)[..., None]
@@ -287,7 +289,7 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
     first_EF, second_EF = np.moveaxis(np.asarray(s.block_EF2, float), -1, 0)
     first_w_EF, second_w_EF = np.moveaxis(np.asarray(s.block_weight_EF2, float), -1, 0)
     compared_EF = full_EF & (first_w_EF > 0)
-    # Of all values so far, not of the level: there may be none yet.
+    # The size of all values so far: there may be no level yet.
     so_far_EF = np.minimum(learnt_EF, s.first_count_EF)
     size_EF = _size(_mean(s.first_EFA, s.first_weight_EFA, 0, so_far_EF)[0], test)
     scale_EF = WANDER_DIFFERENCES * np.maximum(size_EF**2, np.finfo(np.float32).tiny)
@@ -366,7 +368,7 @@ def _mean(
 def _raise(
     s: Levels, test: Comparison, judged_EF: np.ndarray, v_EF: np.ndarray, wander_EF: np.ndarray
 ) -> Levels:
-    """Raise the levels to the values that were surely reached."""
+    """Raise the levels to the lower ends of recent means, where these are higher."""
     count_EF = s.count_EF.astype(int)
     mean_EF, weight_EF = _mean(s.last_EFQ, s.last_weight_EFQ, LAST - RISE, LAST)
     rises_F = np.isfinite(test.rise_F)

@@ -1,22 +1,22 @@
 """Does information about the input reach the action through the reasoning, or around it?
 
-These are the measures of two related papers, for replies of x (prompt), z (reasoning) and a (the
-tokens inside <answer>), for comparison with the mutual information and the flow figures.
+These are the measures of two related papers, for comparison with the mutual information and the
+flow figures. A reply consists of x (prompt), z (reasoning) and a (the tokens inside <answer>).
 
 arXiv 2605.24286 (definitions as in the code released with it, github.com/safety-research/
-faithful-cot at f9e1f29) compares the model with itself where a's tokens, and the tags before them,
-may not attend to a part of the earlier tokens. Positions stay; z is read after x except in the
-last:
+faithful-cot at f9e1f29) compares the model with itself when a's tokens, and the tags before them,
+attend to only a part of the earlier tokens. Positions stay the same:
 
-    full            to x and z          sees all
-    through z       to z                z's keys and values still know of x
-    without z       to x
-    z alone         to z, which was read without x
+    pass            a attends to
+    full            x and z
+    through z       z, read after x: its keys and values still contain information about x
+    without z       x
+    z alone         z, read without x
 
     kl_direct       KL(full || through z)       completeness: 0 if the prompt adds nothing to z
     kl_necessity    KL(full || without z)       necessity: 0 if nothing is lost without z
-    kl_leakage      KL(through z || z alone)    what z's keys and values tell of x beyond its text
-    h_through       H(through z) - H(full)      sufficiency: 0 if z alone settles the action
+    kl_leakage      KL(through z || z alone)    information of z's keys and values on x beyond text
+    h_through       H(through z) - H(full)      sufficiency: 0 if z alone determines the action
     grad_prompt     sum over x of |dL/de_t| / sum over all tokens, L the mean -log p of a's tokens
     grad_reasoning  the same over z             (e_t: a token's embedding, Euclidean norm)
 
@@ -28,10 +28,10 @@ probability of a's tokens after the changed text:
     necessity       (L(a|x,z) - L(a|x)) / -(L(a|x,z) + L(a|x))
     substantivity   the same with |z| full stops instead of z
 
-Both lie in [-1, 1]: 1 where z makes a certain, 0 where it changes nothing. Their third measure,
+Both are in [-1, 1]: 1 if z makes a certain, 0 if it changes nothing. The paper's third measure,
 paraphrasability, needs a second model that rewrites z, and is left out.
 
-Axes: B replies, X, Z, E tokens of x, of z, of the tokens sampled after z.
+Axes: B replies; X tokens of x, Z of z, E of the text sampled after z.
 """
 
 import dataclasses
@@ -70,12 +70,13 @@ def mediation_metrics(
 
     Args:
       model, params: the policy that sampled the episodes.
-      filler: id of the token that stands for the reasoning in substantivity.
+      filler: id of the token that replaces each token of the reasoning in substantivity.
       micro_batch: replies per device call.
 
     Returns:
-      mediation/NAME, the mean over replies, and mediation/NAME_ci95 by groups, each of MEASURES;
-      {} where no reply has both. Episodes whose environment broke are left out.
+      For each of MEASURES: mediation/<measure>, the mean over replies, and
+      mediation/<measure>_ci95 by groups; {} if no reply has both. Episodes whose environment broke
+      are left out.
     """
     sound = [e for e in episodes if not e.error]
     chosen = [e for e in sound if np.diff(e.turns[0].reasoning) and np.diff(e.turns[0].answer)]
@@ -123,9 +124,9 @@ def measure(
     """Return the measures in the order of MEASURES, float32 [measures, B].
 
     Args:
-      ending: the tokens sampled after the reasoning, up to the action's end; its last `action_B`
-        tokens are the action, at least one token is before them.
-      filler: a token's id.
+      ending: the tokens sampled after the reasoning, up to the action's end; the last `action_B`
+        tokens are the action, with at least one token before them.
+      filler: a token id.
     """
     (prompt_BX, x_B), (reasoning_BZ, z_B), (ending_BE, e_B) = prompt, reasoning, ending
     X, Z, E = (tokens.shape[1] for tokens, _ in (prompt, reasoning, ending))
@@ -144,7 +145,7 @@ def measure(
         return Segment(*kv, length_N=length_B)
 
     def before(hidden_BED):
-        """The states that predict the ending's tokens, the first of which is not asked for."""
+        """Return the states that predict the ending's tokens; the first entry is not used."""
         return jnp.roll(hidden_BED, 1, axis=1)
 
     def mean(value_BE):
@@ -180,7 +181,7 @@ def measure(
         with_B, without_B = (
             jnp.where(of_action, x, 0.0).sum(1) for x in (logp, statistics(name)[0])
         )
-        least = jnp.finfo(jnp.float32).tiny  # both certain: nothing is needed
+        least = jnp.finfo(jnp.float32).tiny  # both certain: 0
         return (with_B - without_B) / jnp.maximum(-(with_B + without_B), least)
 
     # Each token gets a separate row of an embedding table; the row's gradient is the token's.
@@ -191,7 +192,7 @@ def measure(
         table = splice(table, tokens, images, V)
     table = table.reshape(tokens.size, -1)
     row_BT = jnp.arange(tokens.size).reshape(tokens.shape)
-    plain = {"vision": None, "image_tokens": None}  # no token of it is one of an image
+    plain = {"vision": None, "image_tokens": None}  # its token ids are rows of the table
     own = Qwen(dataclasses.replace(model.config, vocab_size=tokens.size, tied=True, **plain))
 
     def loss(table):

@@ -1,8 +1,8 @@
 """The regime of a run between reasoning and collapse, and an alarm before success falls.
 
 Two axes (RAGEN-2, section 2): the conditional entropy H(Z|X) of the reasoning, that is its
-diversity for a given input, and its information about the input. Each is taken relative to its
-level; low means below the fraction `low` of the level.
+diversity for a given input, and its information about the input. Each is divided by its level; low
+means below the fraction `low` of the level.
 
     index  H(Z|X)  information
     0      high    high         diverse reasoning
@@ -12,7 +12,7 @@ level; low means below the fraction `low` of the level.
 
 **The alarm** watches figures of each environment separately:
 
-    kind          figures                                               a sign where it has
+    kind          figures                                               a sign if it has
     mi            collapse/first_turn/ and trajectory/own_margin_log    fallen; an alarm on its own
     mi_sign       the same, with a smaller fall                         fallen
     valid_think   rollout/valid_think_rate                              fallen
@@ -33,10 +33,10 @@ over rooms of log(1 + margin): the plain mean is dominated by the few rooms with
 margins. `mi_seq` and retrieval are at their ceilings in healthy runs and stay there while the
 dependence fades; `mi` and `mi_released`, per token, move with the length.
 
-**Both scopes are one piece of evidence**: the mean of the figures of first turns and trajectories,
-of which a step may have only one. Fractions of the level are computed from exp(mean) - 1, a typical
-room's margin. The weight of a value is the number of scored prompts (exp(mi_upper_bound)). Rows of
-earlier versions have only `own_margin`, and are read as if all rooms had the same margin.
+**Both scopes are one piece of evidence**: the mean of the figures of first turns and trajectories
+(a step may have only one of the two). Fractions of the level are computed from exp(mean) - 1, a
+typical room's margin. The weight of a value is the number of scored prompts (exp(mi_upper_bound)).
+Rows of earlier versions have only `own_margin`, and are read as if all rooms had the same margin.
 
 **A shallow fall needs more evidence.** Information that wanders seldom loses half; a collapse loses
 more. While at least `low` of the level is left, z must exceed the bound by SHALLOW.

@@ -87,11 +87,10 @@ def collapse_metrics(
 
     Returns:
       collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
-      collapse/trajectory_stripped{,_within_depth}/* of `information_metrics` (`within_metrics`
-      within depth), `confidence_intervals` and `retrieval_p`, all but those within depth also
-      of `log_margin`; with `flow` also
-      flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left out when fewer than two
-      prompts have a scorable reasoning.
+      collapse/trajectory_stripped{,_within_depth}/* of `information_metrics` (within depth:
+      `within_metrics`), `confidence_intervals`, `retrieval_p` and, except within depth,
+      `log_margin`; with `flow`, flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left
+      out when fewer than two prompts have a scorable reasoning.
     """
     words = seed, step, environment
     # A prompt of an environment that broke may show nothing of the problem.
