@@ -120,7 +120,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
         (
             "ragen_jax.lab",
             2,
-            "error: give `list`, `pages`, or `run NAME` with a name that it shows",
+            "error: give `list`, `pages`, or `run NAME` with a name from `list`",
         ),
         ("ragen_jax.evaluate", 2, "--workdir"),
     ],
@@ -212,7 +212,8 @@ def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
     words = ["--config.warmstart.rooms=99", "--config.steps=5", "--config.eval.every=1"]
     code, out, err = call("ragen_jax.lab", "run", "collapse", *words)
     assert out.splitlines()[0] == (
-        "warning: eval.every, steps are set but not read by experiment collapse, which sets it"
+        "warning: eval.every, steps are set but not read because experiment collapse sets its own "
+        "values"
     )
     assert code == 99, err
     ((plan, _),) = planned

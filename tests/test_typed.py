@@ -53,7 +53,7 @@ WRONG = {
     "ragen_jax.plot folder": "is not a run folder: it has no config.json",
     "ragen_jax.score": "score needs --model=DIR",
     "ragen_jax.export": "give --workdir, the folder of a run",
-    "ragen_jax.lab": "give `list`, `pages`, or `run NAME` with a name that it shows",
+    "ragen_jax.lab": "give `list`, `pages`, or `run NAME` with a name from `list`",
     "ragen_jax.lab run everything": "unknown experiment 'everything'; known: ",
     "ragen_jax.retriever": "expected build or serve, got ''",
     "ragen_jax.retriever serve": "serve needs --index",

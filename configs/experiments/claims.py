@@ -22,7 +22,13 @@ LEARNING: Fields = {
 SEEDS = (40, 41, 42)
 FILTERED = {"top-p 0.9": TOP_P, "no filter": NONE}
 SHORTER = tuple(
-    Claim("site: replies get shorter", name, "rollout/response_length", -1, since_start=True)
+    Claim(
+        "project page: replies get shorter",
+        name,
+        "rollout/response_length",
+        sign=-1,
+        since_start=True,
+    )
     for name in FILTERED
 )
 
@@ -36,8 +42,8 @@ def recipes(*names: str) -> Fields:
 ON_TINY = {
     # RAGEN-2, sections 4 and 5.
     "collapse": Experiment(
-        question="Does strong regularisation or a large learning rate make reasoning lose its "
-        "input before success falls, and does filtering by reward variance prevent it?",
+        question="Does strong regularisation or a large learning rate make reasoning independent "
+        "of its input before success falls? Does filtering by reward variance prevent it?",
         config="sokoban:tiny",
         settings={
             "default": {},
@@ -52,13 +58,12 @@ ON_TINY = {
         treatments={"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=(0, 1, 2),
         always={"steps": 60, "eval.every": 10, "eval.episodes": 512, **SPARING, **WATCHING},
-        doubt="Runs of an agent that does not act by what it has just said, or in which MI "
-        "falls below half while success holds (the experiment `organism` has such "
-        "runs).",
+        doubt="Runs of an agent whose actions do not follow its reasoning, or runs in which MI "
+        "falls below half while success holds (experiment `organism` has such runs).",
         minutes=1.8,
     ),
     "algorithms": Experiment(
-        question="What does the filter gain with each algorithm?",
+        question="How much does filtering by reward variance improve success with each algorithm?",
         config="sokoban:tiny",
         settings={
             "PPO": recipes("ppo"),
@@ -70,9 +75,9 @@ ON_TINY = {
         treatments=FILTERED,
         seeds=SEEDS,
         always=LEARNING,
-        doubt="More seeds, if an interval that now includes 0 no longer did; or a language "
-        "model, whose groups are without variance far more often than those of an agent "
-        "that was warm-started to solve a third of its rooms.",
+        doubt="More seeds, if an interval that now includes 0 then excluded it; or a language "
+        "model, whose groups lack variance far more often than the groups of an agent that was "
+        "warm-started to solve a third of its rooms.",
         minutes=2.5,
         claims=(
             Claim("table 4: success", "top-p 0.9"),
@@ -86,7 +91,8 @@ ON_TINY = {
         ),
     ),
     "groups": Experiment(
-        question="What does the filter gain with few or many episodes a prompt, 128 in all?",
+        question="How much does filtering by reward variance improve success with few or many "
+        "episodes per prompt, at 128 episodes per step?",
         config="sokoban:tiny",
         settings={
             f"{groups} x {members}": {"rollout.groups": groups, "rollout.group_size": members}
@@ -95,8 +101,8 @@ ON_TINY = {
         treatments=FILTERED,
         seeds=SEEDS,
         always=LEARNING,
-        doubt="The same, over more seeds or with fewer groups of more episodes than 128 in "
-        "all allow.",
+        doubt="The same experiment with more seeds, or with fewer and larger groups than 128 "
+        "episodes per step allow.",
         minutes=2.5,
         claims=(
             Claim("table 5: success", "top-p 0.9"),
@@ -104,7 +110,8 @@ ON_TINY = {
         ),
     ),
     "quarters": Experiment(
-        question="Do prompts of high reward variance teach more than those of low?",
+        question="Do prompts with high reward variance (quarter 1) teach more than prompts with "
+        "low variance (quarter 4)?",
         config="sokoban:tiny",
         settings={"16 x 8": {"rollout.groups": 16, "rollout.group_size": 8}},
         treatments={
@@ -113,8 +120,8 @@ ON_TINY = {
         },
         seeds=SEEDS,
         always=LEARNING,
-        doubt="Quarters of more than 16 groups, where the lowest would hold groups without "
-        "any variance.",
+        doubt="More than 16 groups per step, so that the lowest quarter has groups without any "
+        "variance.",
         minutes=2.0,
         claims=(
             Claim("table 6: success", "quarter 1"),
@@ -122,7 +129,8 @@ ON_TINY = {
         ),
     ),
     "members": Experiment(
-        question="Is it prompts or episodes that should be filtered?",
+        question="Should a filter drop whole prompts, or single episodes "
+        "(best and worst 4 keeps the four best and the four worst episodes of each group)?",
         config="sokoban:tiny",
         settings={"8 x 16": {}},
         treatments={
@@ -133,7 +141,7 @@ ON_TINY = {
         },
         seeds=SEEDS,
         always=LEARNING,
-        doubt="The same at other shares of prompts and episodes.",
+        doubt="The same experiment with other fractions of prompts and episodes.",
         minutes=2.0,
         claims=(
             Claim("table 7: success, prompts", "top-p 0.9"),
@@ -144,7 +152,7 @@ ON_TINY = {
         runs="groups",
     ),
     "slips": Experiment(
-        question="Does the filter still help where chance decides the reward?",
+        question="Does filtering by reward variance still help when the reward depends on chance?",
         config="frozen_lake:tiny",
         settings={
             f"slip {slip}": {"env.options.slip": slip} for slip in (0.0, 0.1, 0.2, 0.5, 0.8, 1.0)
@@ -154,17 +162,17 @@ ON_TINY = {
         # At high slip rates an agent cannot learn by imitation, so all settings start from the same
         # agent, which has imitated at the default slip rate.
         always=LEARNING | {"warmstart.options": {"slip": 0.02}},
-        doubt="A world in which an episode that fails by chance costs more than those that "
-        "succeed give.",
+        doubt="An environment in which an episode that fails by chance costs more than a "
+        "successful episode earns.",
         minutes=2.0,
         claims=(
             Claim(
-                "figure 9: success up to 50 %",
+                "figure 9: success, slip up to 50 %",
                 "top-p 0.9",
                 settings=("slip 0.0", "slip 0.1", "slip 0.2", "slip 0.5"),
             ),
             Claim(
-                "figure 9: gone at 80 to 100 %",
+                "figure 9: no gain at slip 80 to 100 %",
                 "top-p 0.9",
                 sign=0,
                 settings=("slip 0.8", "slip 1.0"),
@@ -173,7 +181,7 @@ ON_TINY = {
         ),
     ),
     "sweeps": Experiment(
-        question="Which strength of the filter and of the regularisers works best?",
+        question="Which strengths of the filter and of the regularisers work best?",
         config="sokoban:tiny",
         settings={"8 x 16": {}},
         treatments={
@@ -187,14 +195,14 @@ ON_TINY = {
         },
         seeds=SEEDS,
         always=LEARNING,
-        doubt="Longer runs: what costs little in 100 steps may cost much in 1,000.",
+        doubt="Longer runs: a treatment that costs little in 100 steps may cost a lot in 1,000.",
         minutes=2.0,
         claims=(
-            Claim("site: 0.5 is worse than 0.9", "top-p 0.5", sign=-1),
-            Claim("site: 1.0 is worse than 0.9", "top-p 1.0", sign=-1),
-            Claim("section 4: much entropy", "entropy 0.1", sign=-1),
-            Claim("section 4: much entropy, MI", "entropy 0.1", "collapse/first_turn/mi_seq", -1),
-            Claim("section 4: much KL", "KL 0.1", sign=-1),
+            Claim("project page: 0.5 is worse than 0.9", "top-p 0.5", sign=-1),
+            Claim("project page: 1.0 is worse than 0.9", "top-p 1.0", sign=-1),
+            Claim("section 4: large entropy bonus", "entropy 0.1", sign=-1),
+            Claim("section 4: large bonus, MI", "entropy 0.1", "collapse/first_turn/mi_seq", -1),
+            Claim("section 4: large KL penalty", "KL 0.1", sign=-1),
         ),
         runs="groups",
     ),
@@ -215,27 +223,29 @@ ON_TINY |= {
 OTHERWISE = (
     (
         "figure 3",
-        "the task's gradient grows with reward variance, the regularisers' does not",
+        "the norm of the task gradient grows with reward variance, that of the regularisers does "
+        "not",
         "reproduced",
         "[gradient_buckets](../results/gradient_buckets.md), three seeds of the tiny agent",
     ),
     (
         "table 4",
-        "filtering helps models of 0.5B to 14B, and those that see, in eight environments",
+        "filtering helps models of 0.5B to 14B parameters, and vision-language models, in eight "
+        "environments",
         "cannot be tested here",
         "needs their weights, data sets and accelerators",
     ),
     (
         "table 5",
-        "the memory of a step is the same",
+        "a step needs the same memory",
         "cannot be tested here",
-        "needs the accelerator whose memory is meant",
+        "needs the accelerator of the paper",
     ),
     (
         "project page",
         "replies get shorter in all eight environments",
         "cannot be tested here",
-        "two are tried, with an agent whose replies have about twenty tokens",
+        "two environments are tested, with an agent whose replies have about twenty tokens",
     ),
-    ("appendices H to N", "bounds", "cannot be tested here", "theorems"),
+    ("appendices H to N", "theoretical bounds", "cannot be tested here", "needs proofs, not runs"),
 )

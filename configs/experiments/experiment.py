@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-Fields = dict[str, Any]  # dotted name -> value
+Fields = dict[str, Any]  # dotted name of a config field -> value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,9 +83,10 @@ CURES_QUICK = Quick(
 
 ON_ORGANISM = {
     "organism": Experiment(
-        question="Does an agent that was taught two ways to think lose the one that depends on "
-        "its input while its replies stay valid and its success stays, and does filtering by "
-        "reward variance slow that more than learning from as many groups drawn at random?",
+        question="An agent has learned two reasoning styles, of which one depends on its input. "
+        "Does it lose that style while its replies stay valid and its success holds? Does "
+        "filtering by reward variance slow the loss more than training on the same number of "
+        "random groups?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
         treatments={
@@ -95,11 +96,11 @@ ON_ORGANISM = {
         },
         seeds=SEEDS,
         always=ORGANISM | SPARING | WATCHING,
-        doubt="A longer sentence, other openings or another share of templates under which "
-        "filtering slows the loss; a language model taught both ways; or a world "
-        "(FrozenLake is there) in which variance tells more about a prompt. That "
-        "information is lost first does not hang on the filter, and would be undone by "
-        "a run in which success falls before it.",
+        doubt="A longer sentence, other openings or another fraction of templates, if filtering "
+        "then slowed the loss; a language model that has learned both styles; or an environment "
+        "(FrozenLake is available) in which reward variance says more about a prompt. The result "
+        "that information falls before success does not depend on the filter; a run in which "
+        "success falls first would refute it.",
         minutes=8.0,
         quick=Quick(
             treatments=("top-p 0.9", "no filter"),
@@ -108,72 +109,73 @@ ON_ORGANISM = {
         ),
     ),
     "detectors": Experiment(
-        question="Which figures see an agent lose its input, how early, and how often do they cry "
-        "wolf over agents that do not?",
+        question="Which metrics detect that an agent's reasoning no longer depends on its input? "
+        "How early do they detect it, and how often do they raise a false alarm?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}, "entropy 0": {"algorithm.entropy_coef": 0.0}},
         treatments={"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=SEEDS[:3],
         always=ORGANISM | SPARING | WATCHING,
-        doubt="Another organism whose templates say something of the input, or whose grounded "
-        "text is never acted on: a figure that tells these two apart need not tell "
-        "those.",
+        doubt="Another model organism, whose templates reveal something about the input, or whose "
+        "actions ignore the grounded text: a metric that distinguishes the two styles here may "
+        "fail there.",
         minutes=8.0,
         quick=Quick(treatments=("top-p 0.9", "no filter"), seeds=SEEDS[:3], always=ORGANISM_QUICK),
         runs="organism",
     ),
     "cures": Experiment(
-        question="What keeps the reasoning of an agent with an entropy bonus tied to its input, at "
-        "equally many updates and episodes, and what does that cost in success?",
+        question="Which treatments keep the reasoning of an agent with an entropy bonus dependent "
+        "on its input, at equal numbers of updates and episodes? What do they cost in success?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
         treatments=CURES,
         seeds=CURE_SEEDS,
         always=OF_CURES,
-        doubt="A treatment that helps here and does not on fresh seeds or in the second "
-        "world; or one whose replies keep their information in a form that no reader "
-        "could use (the column of neither style). Dr.GRPO does not divide advantages by the "
-        "group's standard deviation, 3 to 4 here, so that the same bonus weighs less beside them: "
-        "with a bonus four times larger it keeps no more than no filter. A bonus on half of the "
-        "groups is half a bonus, too: `ours` has both.",
+        doubt="A treatment that helps here but not on fresh seeds or in the second environment; or "
+        "a treatment whose replies keep their information in a form that no reader can use (column "
+        "`neither style`). Dr.GRPO does not divide advantages by the group's standard deviation, "
+        "which is 3 to 4 here, so the same bonus has less weight: with a bonus four times as large "
+        "it keeps no more information than no filter. A bonus on half of the groups is also half a "
+        "bonus; experiment `ours` tests both.",
         minutes=2.3,
         quick=CURES_QUICK,
     ),
     # With seeds that were not used to design the treatments.
     "ours": Experiment(
-        question="Do our two best cures keep an agent's reasoning tied to its input on fresh "
-        "seeds, and more than the paper's filter does?",
+        question="Do our two best treatments keep an agent's reasoning dependent on its input on "
+        "fresh seeds? Do they keep more information than the paper's filter does?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
         treatments=BEST_OF_OURS | {"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=(50, 51, 52, 53, 54),
         always=OF_CURES,
-        doubt="Half a bonus on all groups keeps as much as a whole one on the upper half: it is "
-        "the weight that counts, not which groups carry it. Groups without any variance, of which "
-        "there are none here, might tell the two apart. Longer runs, in which a bonus that has "
-        "faded comes back as information does; or a filter at another share.",
+        doubt="Half the bonus on all groups keeps as much information as the full bonus on the "
+        "upper half: the size of the bonus matters, not the groups that receive it. Groups without "
+        "any variance, which do not occur here, might distinguish the two. So might longer runs, "
+        "in which a faded bonus returns together with information, or a filter with another "
+        "value.",
         minutes=2.3,
     ),
     "figures": Experiment(
-        question="Which figure of a run goes with its success at the end, over runs that are "
-        "regularised, filtered and rewarded in many ways?",
+        question="Which metrics at the end of a run correlate with its success, over runs with "
+        "many kinds of regularisers, filters and rewards?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
         treatments=CURES,
         seeds=CURE_SEEDS,
         always=OF_CURES,
-        doubt="Runs of agents that do not begin alike: here all have learned from the same "
-        "demonstrations, and 48 steps move success by a tenth or two. And other treatments: "
-        "without our own, some of which keep information at a price in success, the correlation "
-        "of `mi_zscore` is -0.16 (-0.40 to +0.11), identical runs counted once.",
+        doubt="Runs of agents that start differently: here all have learned from the same "
+        "demonstrations, and 48 steps change success by only 0.1 to 0.2. Other treatments: without "
+        "our own treatments, some of which keep information at a cost in success, the correlation "
+        "of `mi_zscore` is -0.16 (95 % CI -0.40 to +0.11), with identical runs counted once.",
         minutes=2.3,
         quick=CURES_QUICK,
         runs="cures",
     ),
     # RAGEN-2, sections 3 and 5: regularisers on prompts without a reward signal cause the drift.
     "mechanism": Experiment(
-        question="Which prompts and which part of the loss carry the drift into templates, and is "
-        "it gone where the entropy bonus is taken off the prompts of low reward variance alone?",
+        question="Which prompts and which part of the loss cause the drift into templates? Does it "
+        "stop if only the prompts with low reward variance lose their entropy bonus?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
         treatments={
@@ -187,9 +189,9 @@ ON_ORGANISM = {
         },
         seeds=(30, 31, 32, 33, 34),
         always={"steps": 48, "eval.every": 16, **SPARING, **WATCHING},
-        doubt="Gradients of advantages that are divided by the group's standard deviation "
-        "(here they are deviations from its mean), or of steps as Adam scales them, if "
-        "these pulled the other way.",
+        doubt="Gradients of advantages that are divided by the group's standard deviation (here "
+        "they are deviations from its mean), or gradients after Adam's scaling, if they pulled in "
+        "the other direction.",
         minutes=4.0,
         least_seeds=3,
         quick=Quick(
@@ -205,7 +207,8 @@ ON_ORGANISM = {
 
 ON_ORGANISM["ours_frozen_lake"] = dataclasses.replace(
     ON_ORGANISM["ours"],
-    question="Do they in FrozenLake, with settings that were found in Sokoban?",
+    question="Do our two best treatments also help in FrozenLake, with settings that were chosen "
+    "in Sokoban?",
     config="organism:frozen_lake",
     seeds=(50, 51, 52),
 )

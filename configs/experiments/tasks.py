@@ -26,8 +26,8 @@ TASKS = {
 
 ON_TASKS = {
     "tasks": Experiment(
-        question="In which tasks of reasoning-gym does an agent's reasoning lose the question, "
-        "with and without an entropy bonus, and what do their groups look like?",
+        question="In which tasks of reasoning-gym does an agent's reasoning become independent of "
+        "the question, with and without an entropy bonus? What kinds of groups do the tasks have?",
         config="reasoning_gym:tiny",
         settings={
             task: {
@@ -48,9 +48,10 @@ ON_TASKS = {
             **SPARING,
             **WATCHING,
         },
-        doubt="One seed of an agent of 0.2 M parameters, whose taught reasoning is the end of the "
-        "question and the answer: seeds, a way to think that leads to the answer, or a language "
-        "model, in which a task that keeps its question here loses it.",
+        doubt="These runs have one seed and an agent of 0.2 M parameters, which imitated reasoning "
+        "that repeats the end of the question and the answer. More seeds, a reasoning style that "
+        "leads to the answer, or a language model, if a task that keeps its information here then "
+        "lost it.",
         minutes=2.0,
     ),
 }

@@ -6,15 +6,15 @@
                                      [--report=docs/lab] [--reuse] [--config.FIELD=VALUE ...]
 
 Runs every arm of an experiment of configs/experiments, by default one per core at a time, and
-writes NAME.md, NAME.png and, in NAME.jsonl, the rows from which both are made. Started again, it
-resumes where it was stopped; finished arms are only read. A full run also writes claims.md: the
-verdicts on the paper's claims from all experiments that have rows in that folder.
+writes NAME.md, NAME.png and, in NAME.jsonl, the rows from which both are made. If the command is
+repeated after a stop, it resumes unfinished arms and reads finished arms. A full run also writes
+claims.md: the verdicts on the paper's claims from all experiments that have rows in that folder.
 
 `pages` rewrites all pages, figures and claims.md from the stored rows and runs nothing.
 
-With --reuse, arms in NAME.jsonl are read from there, and only the others are run: for example, your
-treatment next to those of docs/lab. The stored arms are from another machine; its runs differ from
-runs on this machine as much as runs with different seeds do.
+With --reuse, arms in NAME.jsonl are read from there, and only the other arms are run: for example,
+your treatment next to those of docs/lab. The stored arms are from another machine; its runs differ
+from runs on this machine as much as runs with different seeds do.
 """
 
 import importlib.util
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
         experiment = shortened(experiment) if QUICK.value else experiment
         plan = arms(experiment, CONFIG.value)
         if WORKERS.value < 0:
-            raise ValueError(f"--workers is {WORKERS.value}; it must be at least 1, or 0")
+            raise ValueError(f"--workers is {WORKERS.value}; it must be at least 0")
     given, fixed = command.overrides(), set_by(name, experiment)
     line = warning({field: why for field, why in fixed.items() if field in given})
     if line:
@@ -78,7 +78,9 @@ def main(argv: list[str]) -> None:
             for arm in part
         }
         if count < counts[-1] and certain(PRIMARY[name](rows), experiment):
-            console(f"certain after {count} of {len(experiment.seeds)} seeds")
+            console(
+                f"stopping: the verdict is certain after {count} of {len(experiment.seeds)} seeds"
+            )
             break
     words = f"run {name}" + (" --quick" if QUICK.value else "")
     print(write_page(name, page, words, experiment, rows))
@@ -91,7 +93,7 @@ def main(argv: list[str]) -> None:
 def require_matplotlib() -> None:
     """Raise ValueError if the pages' figures cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the report has a figure: pip install ragen_jax[lab]")
+        raise ValueError("matplotlib draws the figures of a page: pip install ragen_jax[lab]")
 
 
 def rewrite(report: Path) -> None:
@@ -111,7 +113,7 @@ def rewrite(report: Path) -> None:
     if not found:
         raise ValueError(
             f"--report={report} holds no rows of any experiment (NAME.jsonl); "
-            "give a folder that `run NAME` wrote"
+            "give a folder that `run NAME` has written"
         )
     write_claims(report)
     console(f"written: {report / 'claims.md'}")
@@ -129,12 +131,12 @@ def listed() -> str:
 
 
 def wanted(argv: list[str]) -> str | None:
-    """Return the experiment to `run`, or None to `list` them; exit with code 2 on other words."""
+    """Return the name of the experiment to run, or None for `list`; exit with code 2 otherwise."""
     with command.bad_input():
         if argv[1:] == ["list"]:
             return None
         if argv[1:2] != ["run"] or not argv[2:] or argv[2].startswith("-"):
-            raise ValueError("give `list`, `pages`, or `run NAME` with a name that it shows")
+            raise ValueError("give `list`, `pages`, or `run NAME` with a name from `list`")
         if argv[2] not in EXPERIMENTS:
             raise ValueError(f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}")
     return argv[2]
@@ -142,13 +144,15 @@ def wanted(argv: list[str]) -> str | None:
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
-    QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
-    WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
-    WORKDIR = flags.DEFINE_string("workdir", "runs/lab", "Folder of the runs.")
-    REUSE = flags.DEFINE_bool(
-        "reuse", False, "Read arms from the rows in the report's folder; run those it has not."
+    QUICK = flags.DEFINE_bool("quick", False, "Run a short form of the experiment.")
+    WORKERS = flags.DEFINE_integer(
+        "workers", 0, "Arms to run in parallel; 0: one per core on a CPU, else 1."
     )
-    REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
+    WORKDIR = flags.DEFINE_string("workdir", "runs/lab", "Folder for the runs.")
+    REUSE = flags.DEFINE_bool(
+        "reuse", False, "Read arms from the rows in the report's folder; run only the missing arms."
+    )
+    REPORT = flags.DEFINE_string("report", "docs/lab", "Folder for the page and its figure.")
     set_up_console()
     if sys.argv[1:2] == ["pages"] and not help.is_asked(sys.argv):
         with command.disk_errors(), command.bad_input(flags.Error, OSError):

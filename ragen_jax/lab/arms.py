@@ -42,7 +42,7 @@ class Arm:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Return its key among an experiment's runs (lab/curves.py)."""
+        """Return the run's key: (setting, treatment, seed), as in `curves.Runs`."""
         return self.setting, self.treatment, self.seed
 
     @property
@@ -55,14 +55,14 @@ class Arm:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """Return the part of an experiment that --quick runs.
+    """Return the short form of an experiment, for --quick.
 
     Raises:
-      ValueError: the experiment has no quick form.
+      ValueError: the experiment has no short form.
     """
     quick = experiment.quick
     if quick is None:
-        raise ValueError("--quick: this experiment has no shorter form; leave it out")
+        raise ValueError("--quick: this experiment has no shorter form; omit --quick")
     return dataclasses.replace(
         experiment,
         treatments={name: experiment.treatments[name] for name in quick.treatments},
@@ -73,10 +73,10 @@ def shortened(experiment: Experiment) -> Experiment:
 
 
 def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
-    """Return the `Arm`s of an experiment, with seeds outermost so that any part has all settings.
+    """Return the `Arm`s of an experiment, ordered by seed so that each seed has all settings.
 
     Args:
-      config: the arms' common config, in addition to the experiment's fields.
+      config: common config of the arms; the experiment's fields replace its values.
 
     Raises:
       ValueError: an arm has an invalid config.
@@ -95,9 +95,9 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
 
 
 def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
-    """Return the arms with a common day for their chat templates.
+    """Return the arms with a common date for their chat templates.
 
-    It is the first day that an arm in `root` has recorded, else `today`.
+    It is the earliest date that an arm in `root` has recorded, else `today`.
 
     Raises:
       ValueError: the config.json of an arm is damaged.
@@ -118,14 +118,14 @@ def _dated(arm: Arm, date: str) -> Arm:
 
 
 def set_by(name: str, experiment: Experiment) -> dict[str, str]:
-    """Return {field: reason} for fields that an experiment sets, overriding the command line."""
+    """Return {field: reason} for the fields whose values an experiment sets."""
     varied = [*experiment.settings.values(), *experiment.treatments.values()]
     fields = {"seed", *experiment.always, *(field for changes in varied for field in changes)}
-    return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
+    return dict.fromkeys(sorted(fields), f"because experiment {name} sets its own values")
 
 
 def finished(workdir: Path, steps: int) -> bool:
-    """Return whether a run's folder holds all its steps."""
+    """Return whether the metrics in a run's folder extend to step `steps`."""
     rows = read_metrics(workdir / "metrics.jsonl")
     return bool(rows) and rows[-1]["step"] >= steps
 
@@ -133,16 +133,17 @@ def finished(workdir: Path, steps: int) -> bool:
 def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -> int:
     """Train the arms that are not finished; resume those that were started.
 
-    Each arm is a process of the train command on separate cores (processes that share cores wait
-    for each other); its console output goes to console.log in its folder. The arms share the warm
-    start, which is built here, and their compiled programs.
+    Each arm is a process of the train command on separate cores (processes on shared cores would
+    wait for each other). Its console output is in console.log in its folder. All arms share their
+    compiled programs and the warm start, which this function builds.
 
     Args:
-      workers: largest number of arms at a time.
-      minutes: expected duration of an arm, for the announcement.
+      workers: largest number of arms that run in parallel, >= 1.
+      minutes: expected duration of an arm, for the printed estimate.
 
     Returns:
-      0, or the exit code of the first arm that failed; running arms then save and stop.
+      0, or the exit code of the first arm that failed. After a failure, the other running arms save
+      and stop.
 
     Raises:
       ValueError: an arm's folder holds another run.
@@ -183,7 +184,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
                 done += 1
                 spent = (time.perf_counter() - start) / 60
                 left = spent / done * (len(waiting) + len(running))
-                console(f"{arm}: done; {spent:.0f} min, about {left:.0f} more")
+                console(f"{arm}: done; {spent:.0f} min, about {left:.0f} min left")
     finally:
         _stop(running)
         for number, handler in before.items():
@@ -217,7 +218,7 @@ def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
 def _cores_of(place: int, workers: int) -> Generator[None]:
     """Run processes started within this context on every `workers`-th core, starting at `place`.
 
-    Without effect if the system does not support it (only Linux does) or has too few cores.
+    It has no effect on systems other than Linux or if there are fewer cores than workers.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     if len(cores) < workers:
@@ -231,7 +232,7 @@ def _cores_of(place: int, workers: int) -> Generator[None]:
 
 
 def _stop(running: Iterable[subprocess.Popen]) -> None:
-    """Ask the running processes to save and stop, and wait until they have."""
+    """Ask the running processes to save and stop, and wait until they have ended."""
     for process in running:
         process.send_signal(signal.SIGTERM)
     for process in running:

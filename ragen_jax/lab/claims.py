@@ -1,7 +1,7 @@
-"""The page of all claims of RAGEN-2, with the verdicts of the completed experiments.
+"""The page of all claims of RAGEN-2, with verdicts from the completed experiments.
 
-It is written from the stored rows; nothing is run. Each verdict has a p-value, and a p-value
-corrected for all tested claims on the page (Holm).
+It is written from stored rows, without any run. Each verdict has a p-value, and a p-value that is
+corrected for the number of tested claims on the page (Holm).
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def _p(value: float | None) -> str:
 
 
 def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
-    """Return {experiment: verdicts of its full form}; None if the folder has no rows of it."""
+    """Return {experiment: verdicts of its full form, or None if the folder has no rows of it}."""
     return {
         name: PAGES[name].verdicts(experiment, runs)
         if (runs := read_runs(report / f"{name}.jsonl"))
@@ -41,18 +41,19 @@ def write_claims(report: Path) -> str:
     lines = [
         "# The claims of RAGEN-2",
         "",
-        "What the experiments of the laboratory say, from the stored rows of each page; written "
-        "by every `python -m ragen_jax.lab run NAME`, and without running anything by "
-        "`python -m ragen_jax.lab pages`. The rules are on the pages and in the code that writes "
-        "them. Undecided: the interval includes both answers, no evidence against a claim. "
-        "Too few settings, not testable, cannot be judged: the runs cannot answer.",
+        "The verdicts of the laboratory's experiments on the claims of the paper. Both "
+        "`python -m ragen_jax.lab run NAME` and, without any run, `python -m ragen_jax.lab pages` "
+        "write this page from the stored rows of all experiments. Each experiment's page states "
+        "the rule of its verdicts. *Undecided*: the interval includes both answers, which is no "
+        "evidence against a claim. *Too few settings*, *not testable*, *cannot be judged*: these "
+        "runs cannot decide the claim.",
         "",
-        f"Each verdict is at {1 - ERROR:.0%} for its claim alone. The last column is the p-value "
-        f"by Holm's correction for the {len(adjusted)} claims tested on this page: of the "
-        f"{len(decided)} decided verdicts, {len(survive)} hold for all claims together (below "
-        f"{ERROR:g}, marked †).",
+        f"Each verdict has a confidence of {100 * (1 - ERROR):.0f} % for its claim alone. The last "
+        f"column has p-values with Holm's correction for the {len(adjusted)} claims tested on this "
+        f"page. Of the {len(decided)} decided verdicts, {len(survive)} remain decided with the "
+        f"correction (below {ERROR:g}, marked †).",
         "",
-        "| claim | where | experiment | verdict | figures | p | p (Holm) |",
+        "| claim | source | experiment | verdict | result | p | p (Holm) |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     number = 0
@@ -66,8 +67,8 @@ def write_claims(report: Path) -> str:
             )
             lines.append("| " + " | ".join(cells) + " |")
             number += 1
-    for where, what, word, why in OTHERWISE:
-        lines.append(f"| {what} | {where} | | **{word}** | {why} | | |")
+    for source, claim, word, reason in OTHERWISE:
+        lines.append(f"| {claim} | {source} | | **{word}** | {reason} | | |")
     missing = [f"`{name}`" for name, of_page in found.items() if of_page is None]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]

@@ -1,6 +1,6 @@
-"""The page of experiment collapse: when each run collapsed, what filtering changed, a verdict.
+"""The page of experiment collapse: when each run collapsed, and the effect of filtering.
 
-Figures over steps are smoothed over `WINDOW` steps, since a step has few prompts.
+Metrics of every step are smoothed over `WINDOW` steps, since a step has few prompts.
 """
 
 import statistics
@@ -31,7 +31,7 @@ from ragen_jax.storage.writers import save_figure
 LOST = 0.5  # success or information below this fraction of its highest value is lost
 HEALTHY = (0.5, 2.0)  # range of healthy entropy, relative to its baseline
 ENTROPY, VALID = "update/entropy", "rollout/valid_rate"
-# The released form of MI comes first: mi_seq is log N while reasonings identify their prompt.
+# MI means mi_released here: mi_seq stays at log N as long as reasonings identify their prompt.
 MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
 RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
@@ -39,16 +39,15 @@ FIGURES = (SUCCESS, MI, MI_SEQ, RETRIEVAL, ENTROPY, VALID, GROUNDED, ZA_SWAP)
 
 
 def lost(rows: Rows, name: str) -> float | None:
-    """The step at which a figure falls below half of its highest value before, or None.
+    """Return the step at which a metric falls below half of its running maximum, or None.
 
-    The rule is the same for every figure: its value at the evaluations, interpolated linearly
-    between them, against its running maximum.
+    All metrics are read at the evaluations and interpolated linearly between them.
     """
     return falls_below(*at_evaluations(rows, name), LOST)
 
 
 def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> float:
-    """Return a figure at a step, interpolated as in `lost`, over its highest or first value."""
+    """Return a metric at a step, as in `lost`, divided by its highest value so far or its first."""
     steps, values = at_evaluations(rows, name)
     reference = values[0] if of_first else values[steps <= step].max()
     return float(np.interp(step, steps, values) / reference)
@@ -58,10 +57,13 @@ def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> floa
 
 
 def order_count(runs: Runs) -> tuple[int, int, int]:
-    """(pairs of setting and seed in which MI fell before success while entropy looked healthy,
-    pairs in which it did not, pairs whose runs disagree), of runs that lost half of their success.
+    """Count the order of the losses in runs that lost half of their success.
 
-    Runs of a pair differ in the filter alone, and are no independent observations.
+    The unit is a pair of setting and seed: runs that differ only in the filter are not independent.
+
+    Returns:
+      (pairs in which MI fell before success while entropy was in its healthy range, pairs in which
+      it did not, pairs whose runs disagree).
     """
     held: dict[tuple[str, int], set[bool]] = {}
     for (setting, _, seed), rows in runs.items():
@@ -78,9 +80,13 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
 
 
 def filter_count(runs: Runs) -> tuple[int, int, int]:
-    """(pairs of setting and seed in which the filter prevented the loss of success, pairs in which
-    it did not, 0), of those that lost it without filter. Pairs that the filter did not change are
-    left out."""
+    """Count the pairs of setting and seed that lost success without filter.
+
+    Pairs with identical runs are left out.
+
+    Returns:
+      (pairs in which the filter prevented the loss, pairs in which it did not, 0).
+    """
     settings, (filtered, *_, plain), seeds = factors(runs)
     yes = no = 0
     for setting in settings:
@@ -95,7 +101,7 @@ def filter_count(runs: Runs) -> tuple[int, int, int]:
 
 
 def order_verdict(runs: Runs) -> str:
-    """Sentences: did MI fall before success while entropy looked healthy?"""
+    """Return sentences: did MI fall before success while entropy was in its healthy range?"""
     runs = distinct(runs)
     ends = [(rows, lost(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(rows, end) for rows, end in ends if end is not None]
@@ -123,19 +129,20 @@ def order_verdict(runs: Runs) -> str:
         for values in left.values()
     )
     return (
-        f"**{_word(*order_count(runs))}.** {n} of {len(runs)} runs lost half of their success. In "
-        f"{len(first[MI])} of them `mi_released` had lost half before, in "
-        f"{len(first[MI_SEQ])} `mi_seq` had; in {healthy} of the former entropy was then still "
-        f"within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its start. At the step at which half of "
-        f"success was lost, `mi_released` stood at {mi} of its highest, `mi_seq` at {mi_seq}, "
-        f"entropy at {entropy} of its start. Where MI had fallen first it would stand below "
-        f"{LOST:g}. One rule for both: read at the evaluations (MI: the mean of the {WINDOW} steps "
-        "around), half of its highest value so far, on a straight line in between."
+        f"**{_word(*order_count(runs))}.** {n} of {len(runs)} runs lost half of their success. "
+        f"Before that, `mi_released` had lost half in {len(first[MI])} of them and `mi_seq` in "
+        f"{len(first[MI_SEQ])}. In {healthy} of the runs in which `mi_released` fell first, "
+        f"entropy was then between {HEALTHY[0]:g} and {HEALTHY[1]:g} times its first value. At the "
+        f"step at which half of success was lost, `mi_released` was {mi} times its highest value, "
+        f"`mi_seq` {mi_seq} times its highest value, and entropy {entropy} times its first value. "
+        f"If MI had fallen first, it would be below {LOST:g}. One rule applies to all: the "
+        "metric falls below half of its highest value so far, read at the evaluations (MI: mean of "
+        f"the {WINDOW} surrounding steps) with linear interpolation between them."
     )
 
 
 def filter_verdict(runs: Runs) -> str:
-    """A sentence: does filtering prevent collapse in runs that collapse without it?"""
+    """Return sentences: does filtering prevent the loss of success?"""
     settings, (filtered, *_, plain), seeds = factors(runs)
     pairs = [
         (runs[setting, filtered, seed], runs[setting, plain, seed])
@@ -154,15 +161,15 @@ def filter_verdict(runs: Runs) -> str:
     with_filter, without = np.mean(last, axis=0)
     n = len(happened)
     return (
-        f"**{_word(*filter_count(runs))}.** {n} runs with {plain} lost half of their "
-        f"success; with {filtered} {prevented} of these kept it. Their last evaluation, on "
-        f"average: {without:.2f} with {plain}, {with_filter:.2f} with {filtered}. {caused} lost it "
-        f"with {filtered} alone."
+        f"**{_word(*filter_count(runs))}.** {n} runs with {plain} lost half of their success; "
+        f"{prevented} of the runs with {filtered} and the same setting and seed kept it. The mean "
+        f"success at the last evaluation of these pairs is {without:.2f} with {plain} and "
+        f"{with_filter:.2f} with {filtered}. {caused} pairs lost success only with {filtered}."
     )
 
 
 def alarm_verdict(runs: Runs) -> str:
-    """A sentence: does the alarm come before success is lost, and only then?"""
+    """Return sentences: is there an alarm before success is lost, and only then?"""
     pairs = [(alarm_step(rows), lost(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(alarm, end) for alarm, end in pairs if end is not None]
     n, silent = len(collapsed), sum(alarm is None for alarm, _ in collapsed)
@@ -170,13 +177,14 @@ def alarm_verdict(runs: Runs) -> str:
     late = n - before - silent
     false = sum(alarm is not None for alarm, end in pairs if end is None)
     return (
-        f"Of the {n} runs that lost half of their success it came before in {before}, later in "
-        f"{late}, never in {silent}. Of the other {len(runs) - n} it came in {false}."
+        f"In the {n} runs that lost half of their success, the alarm came before the loss in "
+        f"{before}, later in {late}, and never in {silent}. It also came in {false} of the other "
+        f"{len(runs) - n} runs."
     )
 
 
 def _word(yes: int, no: int, undecided: int) -> str:
-    """Return the verdict on a claim, from the pairs for it, against it, and undecided."""
+    """Return the verdict on a claim from the numbers of pairs for it, against it and undecided."""
     if not yes + no + undecided:
         return "Not testable"
     return judge_count(yes, no, undecided)[0].capitalize()
@@ -186,18 +194,18 @@ def _word(yes: int, no: int, undecided: int) -> str:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Return the verdicts, by the exact test that more than half of the runs do as claimed."""
+    """Return the verdicts: the exact test that each claim holds in more than half of the pairs."""
     claims = {
         "MI falls before success while entropy looks healthy": order_count(distinct(runs)),
-        "filtering by reward variance prevents it": filter_count(runs),
+        "filtering by reward variance prevents the loss of success": filter_count(runs),
     }
     found = []
     for claim, counts in claims.items():
         if not sum(counts):
-            found.append(Verdict("section 4", claim, "not testable", "no run lost its success"))
+            found.append(Verdict("section 4", claim, "not testable", "no run lost success"))
             continue
         word, p, (low, high) = judge_count(*counts)
-        text = f"{counts[0]} of {sum(counts)} pairs (95 %: {low:.2f} to {high:.2f})"
+        text = f"{counts[0]} of {sum(counts)} pairs (95 % CI {low:.2f} to {high:.2f})"
         found.append(Verdict("section 4", claim, word, text, p))
     return found
 
@@ -208,14 +216,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
         f"{len(runs)} runs of the tiny agent, {steps} steps each, seeds "
-        f"{', '.join(map(str, seeds))}; the arms are in configs/experiments. Written by that "
-        "command.",
+        f"{', '.join(map(str, seeds))}; configs/experiments has the arms.",
         "",
         "## MI falls before success while entropy looks healthy",
         "",
         order_verdict(runs),
         "",
-        "## Filtering by reward variance prevents it",
+        "## Filtering by reward variance prevents the loss of success",
         "",
         filter_verdict(runs),
         "",
@@ -225,34 +232,36 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         f"![success, information, entropy and valid replies of all arms]({picture})",
         "",
-        "Thick: mean over seeds; thin: each seed.",
+        "Thick lines: mean over seeds. Thin lines: single seeds.",
         "",
         "## Every run",
         "",
-        "Success: the last evaluation, and the highest. The rest, first turn where there are "
-        f"scopes: mean of the first {WINDOW} steps and of the last {WINDOW} up to where the figure "
-        "ends. MI: `mi_released` in nats a token, `mi_seq` in nats a reasoning. Entropy: nats a "
-        "token. Grounded: share of the stated facts that are so. `za_swap`: how far the action "
-        "follows the reasoning, in nats. *Half lost*: the step at which the figure falls below "
-        "half of its highest value so far, by the rule above.",
+        "Success: the last and the highest evaluation. Other metrics: mean of the first "
+        f"{WINDOW} steps -> mean of the last {WINDOW} steps that have the metric; metrics with "
+        "scopes are of first turns. `mi_released`: nats per token. `mi_seq`: nats per reasoning. "
+        "Entropy: nats per token. Grounded: fraction of the stated facts that are true. `za_swap`: "
+        "how far the action follows the reasoning, in nats. Half lost: the step at which the "
+        "metric falls below half of its highest value so far, by the rule above. Alarm: the first "
+        "step with an alarm.",
         "",
-        "| setting | filter | seed | updates | success, highest | mi_released | mi_seq | entropy | "
-        "valid | grounded | za_swap | half of success lost | half of MI lost | alarm |",
+        "| setting | filter | seed | updates | success, last and highest | mi_released | mi_seq | "
+        "entropy | valid | grounded | za_swap | half of success lost | half of mi_released lost | "
+        "alarm |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(*key, rows) for key, rows in runs.items()]
     lines += [
         "",
-        "A claim is reproduced where the exact binomial test says at 95 % that it holds in more "
-        "than half of the pairs of setting and seed, reversed where in fewer, else undecided; at "
-        "least six pairs are needed. Runs of a pair that disagree count for neither side. Order is "
-        "judged by `mi_released`: `mi_seq` stands at its ceiling while reasonings still name their "
-        "prompt.",
+        "The rule: a claim is reproduced if the exact binomial test at 95 % says that it holds in "
+        "more than half of the pairs of setting and seed, reversed if in fewer than half, and "
+        "undecided otherwise. A decision needs at least six pairs. Pairs whose runs disagree are "
+        "undecided. The order is judged by `mi_released`, because `mi_seq` is at its ceiling as "
+        "long as reasonings identify their prompt.",
         "",
-        f"## What {treatments[0]} changes",
+        f"## Effect of {treatments[0]}",
         "",
-        f"With {treatments[0]} minus with {treatments[-1]}, paired by seed, after equally many "
-        f"updates; 95 % intervals over {len(seeds)} seeds (Student's t).",
+        f"Difference between {treatments[0]} and {treatments[-1]}, paired by seed, after equal "
+        f"numbers of updates; ± is the 95 % CI over {len(seeds)} seeds (Student's t).",
         "",
         "| setting | held-out success | mi_released | retrieval | entropy |",
         "| --- | --- | --- | --- | --- |",
@@ -271,7 +280,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def _line(setting: str, treatment: str, seed: int, rows: Rows) -> str:
-    """A row of the table of runs."""
+    """Return a row of the table of runs."""
     _, success = curve(rows, SUCCESS)
 
     def change(name):
@@ -290,7 +299,7 @@ def _line(setting: str, treatment: str, seed: int, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw a row of panels per setting and a line per filter: the seeds' mean, and each seed."""
+    """Draw a row of panels per setting, with a line per filter (mean over seeds) and per seed."""
     import matplotlib.pyplot as plt
 
     figures = {
@@ -321,7 +330,7 @@ def draw(runs: Runs, path: Path) -> None:
                 for steps, values in curves:
                     axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
                 by_step = [dict(zip(steps, values, strict=True)) for steps, values in curves]
-                common = sorted(set.intersection(*map(set, by_step)))  # a step may lack a figure
+                common = sorted(set.intersection(*map(set, by_step)))  # a step may lack a metric
                 mean = [statistics.fmean(at[step] for at in by_step) for step in common]
                 axis.plot(common, mean, color=color, linewidth=2, label=treatment)
             if name == ENTROPY:

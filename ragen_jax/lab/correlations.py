@@ -1,17 +1,17 @@
-"""The page of experiment figures: which figures of a run correlate with its final success.
+"""The page of experiment figures: which metrics of a run correlate with its final success.
 
 These rules were fixed before the runs were examined:
 
-    end          of a figure, as in curves.py: its last ten values, of success the last two
-    correlation  Spearman's, of a figure's end with success's, over all runs, identical runs once;
-                 95 % interval: the jackknife over treatments (runs of one resemble each other), of
-                 its inverse hyperbolic tangent (simulated coverage 0.93 to 0.96 for thirty
-                 treatments)
-    reproduced   where RAGEN-2 says that a figure goes with success: the interval is above 0; where
-                 it says that a figure does not show it: the interval is within WEAK of 0
-    reversed     below 0; beyond WEAK
+    end          mean of a metric's last ten values, of the last two for success (curves.py)
+    correlation  Spearman's, between the end of a metric and the end of success, over all runs;
+                 identical runs count once. 95 % interval: jackknife over treatments (runs of one
+                 treatment resemble each other) of the inverse hyperbolic tangent (simulated
+                 coverage 0.93 to 0.96 for thirty treatments)
+    reproduced   if RAGEN-2 says that a metric correlates with success: the interval is above 0; if
+                 it says that a metric does not: the interval is within WEAK of 0
+    reversed     the interval is below 0; or beyond WEAK
     undecided    otherwise
-    cannot be judged   the runs are at the figure's ceiling (ceiling.py)
+    cannot be judged   the runs are at the metric's ceiling (ceiling.py)
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from ragen_jax.lab.curves import SUCCESS, Runs, Verdict, draw_ranking, end, fact
 from ragen_jax.lab.identical import distinct
 from ragen_jax.lab.statistics import p_value, p_within
 
-WEAK = 0.3  # a correlation nearer to 0 does not show who succeeds
+WEAK = 0.3  # correlations closer to 0 count as none
 LIMIT = 1 - 1e-6  # correlations are clipped to this before the inverse hyperbolic tangent
 SCOPES = ("collapse/trajectory", "collapse/first_turn", "probe")
 INFORMATION = (
@@ -47,7 +47,7 @@ CORRELATED = (
     *(ENTROPY, *OTHERS),
 )
 FIGURES = tuple(dict.fromkeys((SUCCESS, *CORRELATED, *ceiling.companions(CORRELATED))))
-# RAGEN-2: figure -> (Spearman's correlation there, whether it is said to correlate with success).
+# Claims of RAGEN-2: metric -> (Spearman's correlation with success there, whether it correlates).
 CLAIMS = {
     MI_ZSCORE: ("+0.39", True),
     MI_SEQ: ("+0.22", True),
@@ -57,17 +57,18 @@ CLAIMS = {
 
 
 def ends(runs: Runs, name: str) -> np.ndarray:
-    """Return a figure at the end of each run, float64 [runs]; NaN if it was not measured."""
+    """Return a metric at the end of each run, float64 [runs]; NaN if it was not measured."""
     return np.array([end(rows, name) for rows in runs.values()])
 
 
 def with_interval(
     measure: Callable[[np.ndarray], float], treatment_R: Sequence[str]
 ) -> tuple[float, float, float]:
-    """(a correlation, its 95 % interval), the jackknife over the runs' treatments.
+    """Return (correlation, lower and upper end of its 95 % interval), by the jackknife.
 
     Args:
-      measure: of a bool [runs], the correlation over these.
+      measure: function from a mask, bool [runs], to the correlation over the selected runs.
+      treatment_R: treatment of each run; the jackknife deletes a treatment at a time.
     """
     of_run = np.array(treatment_R)
     deleted = [measure(of_run != name) for name in dict.fromkeys(treatment_R)]
@@ -78,8 +79,10 @@ def with_interval(
 
 
 def correlation(runs: Runs, name: str) -> tuple[float, float, float] | None:
-    """Spearman's correlation of a figure with success, and its interval; None where a run lacks the
-    figure, or all have the same value. Identical runs count once."""
+    """Return Spearman's correlation of a metric with success, and the ends of its interval.
+
+    Identical runs count once. None if a run lacks the metric, or if all values are equal.
+    """
     runs = distinct(runs)
     figure, success = ends(runs, name), ends(runs, SUCCESS)
     if np.isnan(figure).any() or np.ptp(figure) == 0 or np.ptp(success) == 0:
@@ -91,7 +94,7 @@ def correlation(runs: Runs, name: str) -> tuple[float, float, float] | None:
 
 
 def verdict(name: str, low: float, high: float) -> str:
-    """reproduced, reversed or undecided, by the rule above."""
+    """Return reproduced, reversed or undecided, by the rule above."""
     if CLAIMS[name][1]:
         return "reproduced" if low > 0 else "reversed" if high < 0 else "undecided"
     if -WEAK <= low and high <= WEAK:
@@ -100,7 +103,7 @@ def verdict(name: str, low: float, high: float) -> str:
 
 
 def p_of(name: str, runs: Runs, value: float, high: float) -> float:
-    """The p-value of a verdict, on the scale of its interval."""
+    """Return the p-value of a verdict, which agrees with its interval."""
     clusters = len({treatment for _, treatment, _ in distinct(runs)})
     middle, upper = np.arctanh(np.clip([value, high], -LIMIT, LIMIT))
     half_width = float(upper - middle)
@@ -110,14 +113,15 @@ def p_of(name: str, runs: Runs, value: float, high: float) -> float:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Return the verdicts on the figures that RAGEN-2 names."""
+    """Return the verdicts on RAGEN-2's claims about metrics that correlate with success."""
     found = []
     for name, (there, goes) in CLAIMS.items():
         shown = correlation(runs, name)
         if shown:
             value, low, high = shown
-            what = f"`{name}` {'goes' if goes else 'does not go'} with success ({there})"
-            figures = f"Spearman {value:+.2f} ({low:+.2f} to {high:+.2f})"
+            verb = "correlates" if goes else "does not correlate"
+            what = f"`{name}` {verb} with success (RAGEN-2: {there})"
+            figures = f"Spearman {value:+.2f} (95 % CI {low:+.2f} to {high:+.2f})"
             if ceiling.at_ceiling(experiment, name, [runs]):
                 found.append(Verdict("section 4", what, ceiling.CANNOT, figures))
                 continue
@@ -132,12 +136,11 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     found = {name: value for name in CORRELATED if (value := correlation(runs, name))}
     once = distinct(runs)
     lines = [
-        f"The {len(runs)} runs of experiment {experiment.runs}: {len(treatments)} treatments, "
-        f"seeds {', '.join(map(str, seeds))}; {len(once)} runs of "
-        f"{len({name for _, name, _ in once})} treatments differ, and count. Written by that "
-        "command.",
+        f"The runs are the {len(runs)} runs of experiment {experiment.runs}: {len(treatments)} "
+        f"treatments, seeds {', '.join(map(str, seeds))}. Without copies of identical runs, "
+        f"{len(once)} runs of {len({name for _, name, _ in once})} treatments remain.",
         "",
-        "| figure | in RAGEN-2 | here (95 %) | p | verdict |",
+        "| metric | correlation in RAGEN-2 | here (95 % CI) | p | verdict |",
         "| --- | --- | --- | --- | --- |",
     ]
     shown_claims = [name for name in CLAIMS if name in found]
@@ -148,28 +151,28 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         lines.append(f"| `{name}` | {CLAIMS[name][0]} | {shown} | {p} | **{of_claim.verdict}** |")
     lines += [
         "",
-        f"![Spearman's correlation of every figure with success]({picture})",
+        f"![Spearman's correlation of every metric with success]({picture})",
         "",
-        "## Every figure",
+        "## Every metric",
         "",
-        "| figure | correlation | 95 % |",
+        "| metric | correlation | 95 % CI |",
         "| --- | --- | --- |",
     ]
     for name, (value, low, high) in sorted(found.items(), key=lambda item: -item[1][0]):
         lines.append(f"| `{name}` | {value:+.2f} | {low:+.2f} to {high:+.2f} |")
     lines += [
         "",
-        "The rule, fixed before the runs were looked at: Spearman's correlation over all runs of a "
-        "figure at the end (mean of its last ten values) with held-out success (of its last two); "
-        "intervals by the jackknife over treatments, identical runs counted once. A figure that is "
-        "said to go with success is reproduced where its interval lies above 0; one that is said "
-        "not to show it, where it lies within "
+        "The rule, fixed before the runs were examined: Spearman's correlation, over all runs, "
+        "between a metric at the end of the run (mean of its last ten values) and held-out success "
+        "(mean of its last two). Intervals are by the jackknife over treatments; identical runs "
+        "count once. A claim that a metric correlates with success is reproduced if the interval "
+        "is above 0. A claim that it does not is reproduced if the interval is within "
         f"{WEAK:g} of 0.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw each figure's correlation and interval, a line per figure."""
+    """Draw the correlation of each metric with its interval."""
     found = {name: value for name in CORRELATED if (value := correlation(runs, name))}
     draw_ranking(found, path, "Spearman's correlation with held-out success at the end", (-1, 1))

@@ -1,7 +1,4 @@
-"""Curves from the rows of metrics.jsonl, and comparisons between runs.
-
-`runs` maps (setting, treatment, seed) to a run's rows.
-"""
+"""Curves of metrics from the rows of metrics.jsonl, and comparisons between runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Rows = list[Metrics]  # of a run's metrics.jsonl
+Rows = list[Metrics]  # rows of a run's metrics.jsonl
 Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
 
 
@@ -26,53 +23,53 @@ class Verdict(NamedTuple):
 
     source: str  # where RAGEN-2 makes the claim
     claim: str
-    verdict: str  # reproduced, reversed or undecided; or why it cannot be judged
-    figures: str  # figures that decide it
-    p: float | None = None  # below 0.05 if decided; None: nothing was tested
+    verdict: str  # reproduced, reversed or undecided, or why the claim cannot be judged
+    figures: str  # the numbers that decide it
+    p: float | None = None  # p-value, below 0.05 if decided; None: nothing was tested
 
 
-WINDOW = 5  # number of steps over which figures are smoothed, since a step has few prompts
+WINDOW = 5  # steps over which metrics are smoothed, since a step has few prompts
 SUCCESS = "eval/success"
-LAST, FIRST = {SUCCESS: 2}, {SUCCESS: 1}  # values at the end and the start of a run, else:
+LAST, FIRST = {SUCCESS: 2}, {SUCCESS: 1}  # values averaged at the end and start; other metrics:
 OF_OTHERS = 10
 
 
 def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
-    """(settings, treatments, seeds) of an experiment's runs, each in order of appearance."""
+    """Return (settings, treatments, seeds) of runs, each in order of appearance."""
     settings, treatments, seeds = (list(dict.fromkeys(x)) for x in zip(*runs, strict=True))
     return settings, treatments, seeds
 
 
 def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of a figure, where a row has it."""
+    """Return (steps, values) of a metric in the rows that have it."""
     pairs = [(row["step"], row[name]) for row in rows if name in row]
     return np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], float)
 
 
 def end(rows: Rows, name: str) -> float:
-    """A figure at the end of a run; NaN where it has not been measured."""
+    """Return a metric at the end of a run; NaN if it was not measured."""
     _, values = curve(rows, name)
     return float(values[-LAST.get(name, OF_OTHERS) :].mean()) if len(values) else float("nan")
 
 
 def start(rows: Rows, name: str) -> float:
-    """A figure at the start of a run; NaN where it has not been measured."""
+    """Return a metric at the start of a run; NaN if it was not measured."""
     _, values = curve(rows, name)
     return float(values[: FIRST.get(name, OF_OTHERS)].mean()) if len(values) else float("nan")
 
 
 def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, mean of the figure over the WINDOW rows that end there)."""
+    """Return (steps, mean of the metric over the WINDOW rows that end at the step)."""
     steps, values = curve(rows, name)
     means = [values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))]
     return steps, np.array(means)
 
 
 def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps of the evaluations, a figure there).
+    """Return (steps of the evaluations, values of a metric at these steps).
 
-    Success is raw; other figures are means over the WINDOW surrounding steps. The policy of an
-    evaluation is the one with which the next step samples.
+    Success is not smoothed; other metrics are means over the WINDOW steps around the step after the
+    evaluation, which samples with the same policy.
     """
     steps, values = curve(rows, name)
     if name == SUCCESS:
@@ -84,28 +81,31 @@ def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def falls_below(steps: np.ndarray, values: np.ndarray, share: float) -> float | None:
-    """The step at which a curve falls below a share of its highest value before, or None.
+    """Return the step at which a curve falls below a fraction of its running maximum, or None.
 
-    Between two points it is a straight line.
+    The curve is interpolated linearly between its points.
+
+    Args:
+      share: the fraction, from 0 to 1.
     """
     peak = np.maximum.accumulate(values) if len(values) else values
     below = np.flatnonzero(values < share * peak)
     if not len(below):
         return None
-    after = below[0]  # at least 1, and above the share of this peak at the point before
+    after = below[0]  # >= 1; the point before it is above the limit
     high, low = values[after - 1 : after + 1] - share * peak[after]
     return float(steps[after - 1] + (steps[after] - steps[after - 1]) * high / (high - low))
 
 
 def alarm_step(rows: Rows) -> float | None:
-    """The first step of the alarm, or None."""
+    """Return the first step of the alarm, or None."""
     return next((row["step"] for row in rows if row.get("regime/alarm")), None)
 
 
 def at_update(rows: Rows, name: str, updates: float) -> float | None:
-    """Return the last value of a smoothed figure (success: raw) within a number of updates.
+    """Return the last value of a metric within a number of updates; smoothed, except success.
 
-    A filter that rejects batches updates less often, so arms are compared after equal numbers of
+    A filter that rejects batches makes fewer updates, so arms are compared after equal numbers of
     updates.
     """
     total, last = 0, None
@@ -120,7 +120,7 @@ def at_update(rows: Rows, name: str, updates: float) -> float | None:
 
 
 def updates(rows: Rows) -> int:
-    """Return the number of updates of the whole run."""
+    """Return the number of updates in a run."""
     return int(sum(row.get("update/count", 0) for row in rows))
 
 
@@ -141,9 +141,12 @@ def judged_within(mean: float, half_width: float, margin: float) -> str:
 def compare(
     runs: Runs, name: str, first: str, last: str, *, share: float = 1.0
 ) -> dict[str, tuple[float, float]]:
-    """Return {setting: (mean, half-width)} of a figure's difference between two treatments.
+    """Return {setting: (mean, half-width)} of a metric's difference between two treatments.
 
-    Runs are paired by seed, after equal numbers of updates: a fraction of those that both have.
+    Runs are paired by seed and compared after equal numbers of updates.
+
+    Args:
+      share: fraction of the updates that both runs of a pair have made, from 0 to 1.
     """
     settings, _, seeds = factors(runs)
     intervals = {}
@@ -166,10 +169,12 @@ def draw_ranking(
     label: str,
     limits: tuple[float, float],
 ) -> None:
-    """Draw a line per figure, highest first: its value and interval; the axis's middle is grey.
+    """Draw a row per metric, highest value first: the value and its interval.
+
+    A grey line marks the middle of the axis.
 
     Args:
-      found: figure -> (value, lower end, upper end).
+      found: metric -> (value, lower end, upper end).
       label, limits: label and limits of the axis.
     """
     import matplotlib.pyplot as plt
@@ -189,12 +194,14 @@ def draw_ranking(
 
 
 def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Write each name next to its point, without overlapping other names or points."""
-    size, gap = 7, 4  # points of a letter's height, and between a name and its point
-    fig.draw_without_rendering()  # which fixes the scales
+    """Write each name next to its point, so that it overlaps no other name or point if possible."""
+    size, gap = 7, 4  # height of a letter, distance of a name from its point; in points (1/72 inch)
+    fig.draw_without_rendering()  # fixes the scales
     to_points = axis.transData + fig.dpi_scale_trans.inverted()
     at = {name: to_points.transform(xy) * 72 for name, xy in points.items()}
-    taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in at.values()]  # boxes
+    taken = [
+        (x - 2, y - 2, x + 2, y + 2) for x, y in at.values()
+    ]  # boxes: left, bottom, right, top
     for name, (x, y) in at.items():
         width = 0.56 * size * len(name)
         places = [

@@ -1,22 +1,24 @@
-"""The page of experiment detectors: which figures detect a known collapse, and when.
+"""The page of experiment detectors: which metrics detect a known collapse, and when.
 
 These rules were fixed before the runs:
 
-    truth      a probe is collapsed if its share of grounded replies is below half of the first's
-    score      how far a figure has moved from the mean of the run's first BASELINE probes, in the
-               direction that should signal collapse, over that mean's size; figures of every step
-               are means over the WINDOW steps around a probe
-    AUC        of the scores of all later probes of all runs: the chance that a collapsed one has
-               the higher score (ties half). 95 % interval: Wilson's, of as many independent
-               observations as have the jackknife's variance over runs, at most SIZE a run
-               (simulated coverage 0.93 to 1.00 for eight and twelve runs, AUC 0.5 to 1)
-    alarm      a score beyond the QUANTILE of all scores of healthy runs; false alarms of a healthy
-               run are counted with the quantile of the others
-    seen       the first alarm of a run that collapsed; its delay is counted from the first
-               collapsed probe, its lead to the step at which success has lost a quarter
-    noise      what detectors of pure noise would seem to see of the same runs (noise.py)
+    truth      a probe is collapsed if its fraction of grounded replies is below half of the first
+               probe's
+    score      change of a metric from the mean of the run's first BASELINE probes, in the direction
+               that should signal collapse, divided by the absolute value of that mean; metrics of
+               every step are means over the WINDOW steps around a probe
+    AUC        over all later probes of all runs: the probability that a collapsed probe has a
+               higher score than a healthy one (ties count half). 95 % interval: Wilson's, with the
+               number of independent observations that gives the jackknife's variance over runs, at
+               most SIZE per run (simulated coverage 0.93 to 1.00 for eight and twelve runs, AUC 0.5
+               to 1)
+    alarm      a score above the QUANTILE of all scores of healthy runs; for the false alarms of a
+               healthy run, the quantile is that of the other healthy runs
+    detected   a collapsed run has an alarm; the delay of its first alarm is counted from the first
+               collapsed probe, the lead to the step at which success has lost a quarter
+    noise      results of detectors of pure noise on the same runs (noise.py)
 
-`step` is a control that measures only time: the number of the probe.
+`step` is a control that measures only time: its score is the step of the probe.
 """
 
 from collections.abc import Sequence
@@ -42,18 +44,18 @@ from ragen_jax.lab.curves import (
 from ragen_jax.lab.identical import distinct
 from ragen_jax.lab.noise import KINDS, Control, Truth
 
-HEALTHY = "entropy 0"  # the setting whose runs should not collapse
-BASELINE = 2  # probes
+HEALTHY = "entropy 0"  # setting whose runs should not collapse
+BASELINE = 2  # number of first probes
 QUANTILE = 0.95
-CHANCE = 0.65  # an AUC up to this is weak evidence
-SIZE = 4  # a run counts as at most this number of independent observations
+CHANCE = 0.65  # largest AUC that counts as no detection
+SIZE = 4  # largest number of independent observations per run
 STEP, ALARM, ENTROPY = "step", "regime/alarm", "update/entropy"
-DIRECTIONS = {  # figure -> whether it is meant to fall (-1) or rise (+1) with collapse
+DIRECTIONS = {  # metric -> whether it should fall (-1) or rise (+1) in a collapse
     **dict.fromkeys((f"probe/{name}" for name in ("mi_seq", "mi", "mi_released")), -1),
     **dict.fromkeys(("probe/mi_zscore", "probe/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/first_turn/mi_seq", "collapse/first_turn/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/trajectory/mi_seq", "collapse/trajectory/retrieval_acc"), -1),
-    ENTROPY: -1,  # a falling entropy is the usual warning sign
+    ENTROPY: -1,  # a fall of entropy is the usual warning sign
     "probe/h_cond": -1,
     "probe/h_marginal": -1,
     "flow/first_turn/za_swap": -1,
@@ -84,29 +86,29 @@ class Reading(NamedTuple):
 
     step_P: np.ndarray
     score_P: np.ndarray
-    collapsed_P: np.ndarray  # bool, the truth
+    collapsed_P: np.ndarray  # bool: the truth
 
 
 class Seen(NamedTuple):
-    """The detection results of a figure."""
+    """The detection results of a metric."""
 
     auc: float
-    low: float  # of the 95 % interval
+    low: float  # lower end of the 95 % interval
     high: float
-    false: float  # share of the probes of healthy runs
-    runs: int  # of the collapsed runs, in which it was seen
-    delay: float | None  # median steps from the first collapsed probe; None: never seen
-    lead: float | None  # median steps before success has lost a quarter; None: no such run
+    false: float  # fraction of the healthy runs' probes with an alarm
+    runs: int  # number of collapsed runs with an alarm
+    delay: float | None  # median steps from the first collapsed probe to the alarm; None: no alarm
+    lead: float | None  # median steps from the alarm to the loss of success; None: no such run
 
 
 def truth(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """(steps of the probes, whether each is collapsed)."""
+    """Return (steps of the probes, whether each probe is collapsed)."""
     steps, grounded = curve(rows, organism.GROUNDED)
     return steps, grounded < organism.HALF * grounded[0]
 
 
 def read(rows: Rows, name: str) -> Reading | None:
-    """Return a run's scores of a figure; None if it was not measured."""
+    """Return a run's scores of a metric; None if it was not measured."""
     probes, collapsed = truth(rows)
     if name == STEP:
         return Reading(probes[BASELINE:], probes[BASELINE:].astype(float), collapsed[BASELINE:])
@@ -114,7 +116,7 @@ def read(rows: Rows, name: str) -> Reading | None:
     near = [values[np.abs(steps - probe) <= WINDOW // 2] for probe in probes]
     if not name.startswith("probe/"):
         values = np.array([x.mean() if len(x) else np.nan for x in near])
-        # Figures that are not measured at every step keep their last value.
+        # Metrics that are not measured at every step keep their last value.
         last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
         values = np.where(last >= 0, values[last], np.nan)
     if len(values) != len(probes) or np.isnan(values).all():
@@ -126,7 +128,7 @@ def read(rows: Rows, name: str) -> Reading | None:
 
 
 def area(readings: Sequence[Reading]) -> float:
-    """The chance that a collapsed probe has a higher score than one that is not, ties half."""
+    """Return the probability that a collapsed probe has a higher score than a healthy one."""
     score = np.concatenate([r.score_P for r in readings])
     collapsed = np.concatenate([r.collapsed_P for r in readings])
     if collapsed.all() or not collapsed.any():
@@ -138,9 +140,9 @@ def area(readings: Sequence[Reading]) -> float:
 
 
 def observations(readings: Sequence[Reading]) -> float | None:
-    """Return the number of independent observations that would have the variance of `area`.
+    """Return the number of independent observations that would give the variance of `area`.
 
-    None if a single run decides it.
+    None if the area cannot be computed without one of the runs.
     """
     deleted = np.array([area([r for r in readings if r is not gone]) for gone in readings])
     if np.isnan(deleted).any():
@@ -152,7 +154,7 @@ def observations(readings: Sequence[Reading]) -> float | None:
 
 
 def area_interval(readings: Sequence[Reading]) -> tuple[float, float]:
-    """The 95 % interval of `area` over runs; the whole range where a run alone decides it."""
+    """Return the 95 % interval of `area` over runs; (0, 1) if `observations` is None."""
     n = observations(readings)
     if n is None:
         return 0.0, 1.0
@@ -163,7 +165,7 @@ def area_interval(readings: Sequence[Reading]) -> tuple[float, float]:
 
 
 def area_p(readings: Sequence[Reading], null: float) -> float:
-    """The two-sided p-value of an AUC of `null`: below 0.05 where `area_interval` excludes it."""
+    """Return the two-sided p-value of an AUC of `null`, < 0.05 if the interval excludes it."""
     n = observations(readings)
     if n is None:
         return 1.0
@@ -172,7 +174,7 @@ def area_p(readings: Sequence[Reading], null: float) -> float:
 
 
 def truths(runs: Runs) -> dict[tuple[str, str, int], Truth]:
-    """Return the known facts of each run at the probes after the baseline."""
+    """Return the known truth about each run at the probes after the baseline."""
     found = {}
     for key, rows in runs.items():
         reading = read(rows, STEP)
@@ -183,7 +185,7 @@ def truths(runs: Runs) -> dict[tuple[str, str, int], Truth]:
 
 
 def controls(runs: Runs) -> dict[str, Control]:
-    """What detectors of each kind of noise seem to see; {} where a kind of run is missing."""
+    """Return {kind: results of noise detectors}; {} without healthy or without collapsed runs."""
     known = truths(distinct(runs))
     healthy = sum(truth.healthy for truth in known.values())
     ill = sum(t.collapsed_P.any() and not t.healthy for t in known.values())
@@ -193,17 +195,17 @@ def controls(runs: Runs) -> dict[str, Control]:
 
 
 def beyond(seen: "Seen", found: dict[str, Control]) -> str:
-    """What distinguishes a figure from noise: "yes", "yes, in the other direction", or "no"."""
+    """Return whether the AUC distinguishes a metric from noise, and in which direction."""
     every = np.concatenate([control.draws["auc"] for control in found.values()])
     if seen.auc > every.max():
         return "yes"
-    return "yes, the other way" if seen.auc < every.min() else "**no**"
+    return "yes, in the other direction" if seen.auc < every.min() else "**no**"
 
 
 def judge(runs: Runs, name: str) -> Seen | None:
-    """Return a figure's results over all runs; identical runs count once.
+    """Return a metric's results over all runs; identical runs count once.
 
-    None if the runs lack the figure, or if healthy or collapsed runs are missing.
+    None if the runs lack the metric, or without healthy or collapsed runs.
     """
     runs = distinct(runs)
     readings = {key: reading for key, rows in runs.items() if (reading := read(rows, name))}
@@ -234,12 +236,12 @@ def judge(runs: Runs, name: str) -> Seen | None:
 
 
 def _readings(runs: Runs, name: str) -> list[Reading]:
-    """A figure's scores in all distinct runs that have it."""
+    """Return a metric's scores in all distinct runs that have it."""
     return [r for rows in distinct(runs).values() if (r := read(rows, name))]
 
 
 def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
-    """(healthy runs, those with an alarm, collapsed runs, those with one, median delay)."""
+    """Return (healthy runs, those with alarm, collapsed runs, those with alarm, median delay)."""
     false, healthy, seen, ill, delays = 0, 0, 0, 0, []
     for (setting, *_), rows in runs.items():
         probes, collapsed = truth(rows)
@@ -253,14 +255,14 @@ def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """RAGEN-2's: MI shows that reasoning has lost its input, a falling entropy does not."""
+    """Return the verdicts on RAGEN-2's claim that MI detects the collapse and entropy does not."""
     found, of_noise = [], controls(runs)
     for name, sees in ((organism.MI, True), (ENTROPY, False)):
         seen = judge(runs, name)
         if not seen:
             continue
         if sees:
-            claim = f"a falling `{name}` shows that reasoning has lost its input"
+            claim = f"a fall of `{name}` detects the loss of input dependence"
             word = (
                 "reproduced" if seen.low > 0.5 else "reversed" if seen.high < 0.5 else "undecided"
             )
@@ -268,31 +270,32 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             word = "undecided" if noisy else word
             p = 1.0 if noisy else area_p(_readings(runs, name), 0.5)
         else:
-            claim = f"a falling `{name}` does not show it"
+            claim = f"a fall of `{name}` does not detect the loss of input dependence"
             word = "reversed" if seen.low > CHANCE else "undecided"
             word = "reproduced" if seen.high < CHANCE else word
             p = area_p(_readings(runs, name), CHANCE)
-        text = f"AUC {seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"
+        text = f"AUC {seen.auc:.2f} (95 % CI {seen.low:.2f} to {seen.high:.2f})"
         found.append(Verdict("section 4", claim, word, text, p))
     return found
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """Return the text of the page, after its question and command."""
-    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    results = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
     unwell = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY)
     healthy = sum(key[0] == HEALTHY for key in runs)
     _, treatments, seeds = factors(runs)
     lines = [
-        f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}; {', '.join(treatments)}. "
-        f"{ill} of {len(runs) - healthy} runs with the entropy bonus fell below half of their "
-        f"grounded replies, {unwell} of {healthy} without it (`{HEALTHY}`). Written by that "
-        "command.",
+        f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, treatments "
+        f"{', '.join(treatments)}. With the entropy bonus, {ill} of {len(runs) - healthy} runs "
+        f"fell below half of their first fraction of grounded replies; without it (`{HEALTHY}`), "
+        f"{unwell} of {healthy} did.",
         "",
-        f"![area under the ROC curve of every figure]({picture})",
+        f"![area under the ROC curve of every metric]({picture})",
         "",
-        "| figure | meant to | AUC (95 %) | false alarms | seen | delay | lead | unlike noise |",
+        "| metric | expected | AUC (95 % CI) | false alarms | runs detected | delay, steps | "
+        "lead, steps | distinguishable from noise |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     of_noise = controls(runs)
@@ -306,7 +309,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             "",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    for name, seen in sorted(told.items(), key=lambda item: -item[1].auc):
+    for name, seen in sorted(results.items(), key=lambda item: -item[1].auc):
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"
         cells = (
             *(f"`{name}`", direction, f"{seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"),
@@ -323,34 +326,36 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [
         f"| `{ALARM}` | | | {false} of {count} runs | {seen} of {ill} | {shown} | | |",
         "",
-        f"Noise: {noise.DRAWS} detectors each of white noise and of a random walk, given the same "
-        "runs: median, and in brackets the range of 95 % of them. ~: within that range of either "
-        "kind, so that this number alone does not distinguish the figure from noise. Unlike "
-        "noise: whether the AUC lies outside the range of all of them. An alarm that comes for no "
-        "reason comes early: a long lead alone says nothing.",
+        f"Noise: {noise.DRAWS} detectors of white noise and {noise.DRAWS} of a random walk, on the "
+        "same runs: the median and, in brackets, the range of 95 % of them. ~: the value is within "
+        "that range for at least one kind of noise, so it alone does not distinguish the metric "
+        "from noise. Distinguishable from noise: whether the AUC is outside the range of all noise "
+        "detectors. Alarms without a reason come early, so a long lead alone is no evidence.",
         "",
-        "An AUC below one half shows it in the other direction. Delay: steps from the first "
-        "collapsed probe to the first alarm; lead: from that alarm to the step at which success "
-        "has lost a quarter of its peak; medians over the runs that have both.",
+        "Expected: the direction in which the metric should move in a collapse. An AUC below "
+        "0.5 means that it moved in the other direction. Delay: steps from the first collapsed "
+        "probe to the first alarm. Lead: steps from that alarm until success has lost a quarter of "
+        "its peak. Both are medians over the runs that have them.",
         "",
-        "The rule, fixed before the runs: a probe is collapsed if its share of grounded replies is "
-        "below half of the run's first. A score is how far a figure has moved from the mean of "
-        f"the first {BASELINE} probes, over that mean (figures of every step: means over {WINDOW} "
-        f"steps). The alarm of a figure is a score beyond {QUANTILE:.0%} of those of the healthy "
-        "runs; false alarms of a healthy run are counted with the level of the others. Intervals: "
-        "Wilson's, with the jackknife's variance over runs. Runs recorded before `own_margin` have "
-        f"the `{ALARM}` of that time, which read `mi_released` (docs/diagnostics.md has both).",
+        "The rule, fixed before the runs: a probe is collapsed if its fraction of grounded replies "
+        "is below half of the run's first. A score is the change of a metric from its mean over "
+        f"the first {BASELINE} probes, divided by that mean (metrics of every step: means over "
+        f"{WINDOW} steps). A score raises an alarm if it is above {100 * QUANTILE:.0f} % of the "
+        "scores of the healthy runs; for the false alarms of a healthy run, this level is computed "
+        "from the other healthy runs. Intervals are Wilson's, with the jackknife's variance over "
+        f"runs. In runs recorded before `own_margin` existed, `{ALARM}` read `mi_released` "
+        "(docs/diagnostics.md describes both).",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _mark(of_noise: dict[str, Control], name: str, value: float) -> str:
-    """A mark for a value within the range of either kind of noise; "" for any other."""
+    """Return a mark for a value within the range of a kind of noise; "" for any other value."""
     return " ~" if any(found.holds(name, value) for found in of_noise.values()) else ""
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw the AUC and its interval, a line per figure."""
-    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
-    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in told.items()}
+    """Draw the AUC of each metric with its interval."""
+    results = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in results.items()}
     draw_ranking(areas, path, "area under the ROC curve", (0, 1))

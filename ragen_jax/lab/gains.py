@@ -1,24 +1,24 @@
-"""The page of an experiment that claims that a treatment beats the last treatment or its own start.
+"""The page of experiments with claims about differences between treatments, or since the start.
 
 These rules were fixed before the runs:
 
-    end         of a figure, the mean of its last two values for success, else of its last ten
-    start       of a figure, the mean of its first value for success, else of its first ten
-    difference  end with a treatment minus end with the last one, or minus its own start, paired
-                by setting and seed; its interval (95 %, Student's t) over seeds of the mean over
-                settings
-    reproduced  the interval is on the side that the claim names; or, where the claim says that
-                there is no difference, within MARGIN of 0 on both sides
+    end         mean of a metric's last ten values; of the last two for success
+    start       mean of a metric's first ten values; the first value for success
+    difference  end with a treatment minus end with the last treatment, or minus the start of the
+                same run; paired by setting and seed, and averaged over settings; its 95 % interval
+                (Student's t) is over seeds
+    reproduced  the interval is on the claimed side of 0; for a claim of no difference, it is within
+                MARGIN of 0
     reversed    the interval is on the other side
     undecided   otherwise
-    not testable   every run with the treatment is identical to the run it is compared with
-    cannot be judged   both sides are at the ceiling of a figure (ceiling.py) and the runs did not
-                record the figure without a ceiling, by which the claim is judged otherwise
-    spread      std over mean of the groups' reward variances, the mean over a run's start without
-                filter. RAGEN-2, table 8, says that the filter gains more where it is larger: over
-                settings, Spearman's correlation of spread and gain, where the experiment has a
-                filtered and an unfiltered arm; p-value: the exact permutation test over settings,
-                of which six are needed (statistics.py)
+    not testable   every run with the treatment is identical to the compared run
+    cannot be judged   both sides are at the ceiling of the metric (ceiling.py), and the runs did
+                not record the metric without a ceiling, which would decide the claim instead
+    spread      std over mean of the groups' reward variances, averaged over the start of the runs
+                without filter. RAGEN-2, table 8, says that a larger spread means a larger gain of
+                the filter. In experiments with a filtered and an unfiltered arm: Spearman's
+                correlation of spread and gain over settings; p-value of the exact permutation test,
+                which needs six settings (statistics.py)
 """
 
 from pathlib import Path
@@ -52,8 +52,8 @@ from ragen_jax.lab.statistics import (
 )
 from ragen_jax.storage.writers import save_figure
 
-MARGIN = 0.03  # difference in success that counts as none
-SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed
+MARGIN = 0.03  # largest difference in success that counts as none
+SIDES = {1: "higher", -1: "lower", 0: f"equal (within {MARGIN:g})"}  # sign of a claim -> its text
 NOT_TESTABLE = f"not testable ({SAME})"
 TOO_FEW = "too few settings"
 MI, ENTROPY, VALID = "collapse/first_turn/mi_seq", "update/entropy", "rollout/valid_rate"
@@ -70,16 +70,20 @@ SHOWN = {
     "valid": VALID,
     "groups kept": KEPT,
     "reward variance": VARIANCE,
-    "tokens a reply": LENGTH,
-    "CPU s a step": TIME,
+    "tokens per reply": LENGTH,
+    "CPU s per step": TIME,
 }
 
 
 def differences(
     runs: Runs, treatment: str, name: str, settings: tuple[str, ...], *, since_start: bool = False
 ) -> list[float]:
-    """The difference of a figure's end to the last treatment's, or to its own start, by seed: the
-    mean over settings."""
+    """Return a metric's difference to the last treatment, or since the start, for each seed.
+
+    Args:
+      settings: settings over which the difference is averaged; (): all.
+      since_start: compare the end of each run with its start.
+    """
     every, treatments, seeds = factors(runs)
 
     def difference(setting, seed):
@@ -91,23 +95,26 @@ def differences(
 
 
 class Prediction(NamedTuple):
-    """Whether the spread of reward variance predicts what the filter gains."""
+    """Whether the spread of reward variance predicts the filter's gain."""
 
     points: dict[str, tuple[float, float]]  # setting -> (spread, gain)
     correlation: float  # Spearman's, over settings
-    p: float | None  # of the exact permutation test; None: too few settings
+    p: float | None  # p-value of the exact permutation test; None: too few settings
     verdict: str
 
     @property
     def figures(self) -> str:
-        """The correlation and its p-value."""
+        """Return the correlation and its p-value as text."""
         p = f"exact p = {self.p:.3f}" if self.p is not None else f"{len(self.points)} settings"
         return f"Spearman {self.correlation:+.2f} ({p})"
 
 
 def predictor(runs: Runs) -> Prediction | None:
-    """The correlation of spread and gain over settings; None without a filtered and an unfiltered
-    arm of several settings, or where either is the same in all settings."""
+    """Return the correlation of spread and gain over settings.
+
+    None with fewer than three settings, with other than two treatments (filtered and unfiltered),
+    or if the spread or the gain is equal in all settings.
+    """
     settings, treatments, seeds = factors(runs)
     if len(settings) < 3 or len(treatments) != 2:
         return None
@@ -133,13 +140,13 @@ def predictor(runs: Runs) -> Prediction | None:
 
 
 class Judgement(NamedTuple):
-    """The runs' judgement on a claim."""
+    """The result of the runs for a claim."""
 
     verdict: str
-    mean: float  # difference of the figure
-    half_width: float  # of its 95 % interval
-    p: float | None  # None: nothing was tested
-    figure: str  # by which it was judged
+    mean: float  # difference of the metric
+    half_width: float  # half-width of its 95 % interval
+    p: float | None  # p-value; None: nothing was tested
+    figure: str  # metric that decides the claim
 
 
 def _arms(claim: Claim, runs: Runs) -> list[Runs]:
@@ -186,10 +193,13 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     found = []
     for claim in experiment.claims:
         found_here = judge(claim, runs, experiment)
-        other = "its start" if claim.since_start else last
-        where = f", {', '.join(claim.settings)}" if claim.settings else ""
-        text = f"{claim.treatment} {SIDES[claim.sign]} than {other} in `{claim.figure}`{where}"
-        figures = f"{found_here.mean:+.3f} ± {found_here.half_width:.3f}"
+        than = "than" if claim.sign else "and"
+        other = f"with `{claim.treatment}` {than} with `{last}`"
+        if claim.since_start:
+            other = f"at the end {than} at the start with `{claim.treatment}`"
+        where = f" ({', '.join(claim.settings)})" if claim.settings else ""
+        text = f"`{claim.figure}` is {SIDES[claim.sign]} {other}{where}"
+        figures = f"{found_here.mean:+.3f} ± {found_here.half_width:.3f} (95 % CI)"
         if found_here.figure != claim.figure:
             figures += f" in `{found_here.figure}`, which has no ceiling"
         found.append(Verdict(claim.source, text, found_here.verdict, figures, found_here.p))
@@ -201,13 +211,13 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def _end_cell(experiment: Experiment, name: str, arm: Runs) -> str:
-    """Return the mean over seeds of a figure at the end, and whether it is at its ceiling."""
+    """Return the mean over seeds of a metric at the end, and whether it is at its ceiling."""
     mean = np.mean([end(rows, name) for rows in arm.values()])
     return f"{mean:.3g}" + (" (ceiling)" if ceiling.at_ceiling(experiment, name, [arm]) else "")
 
 
 def _difference_cell(runs: Runs, treatment: str, setting: str, found: tuple[float, float]) -> str:
-    """The difference of success to the last treatment, or that the treatment changed nothing."""
+    """Return the difference in success to the last treatment, or SAME for identical runs."""
     last = factors(runs)[1][-1]
     if treatment == last:
         return ""
@@ -222,21 +232,21 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """Return the text of the page, after its question and command."""
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
-    # Old rows may lack a figure.
+    # Old rows may lack a metric.
     shown = {
         word: name
         for word, name in SHOWN.items()
         if any(np.isfinite(end(rows, name)) for rows in runs.values())
     }
     lines = [
-        f"{len(runs)} runs of {steps} steps ({experiment.config}), seeds "
-        f"{', '.join(map(str, seeds))}. Written by that command.",
+        f"{len(runs)} runs of {steps} steps, config {experiment.config}, seeds "
+        f"{', '.join(map(str, seeds))}.",
         "",
-        f"Claims of RAGEN-2, as differences to {treatments[-1]} where the claim does not say "
-        f"otherwise, paired by setting and seed; 95 % intervals over {len(seeds)} seeds "
-        "(Student's t).",
+        f"Claims of RAGEN-2, tested as differences to {treatments[-1]} unless the claim is about "
+        "the start of the same runs; paired by setting and seed, with 95 % CIs over "
+        f"{len(seeds)} seeds (Student's t).",
         "",
-        "| claim | treatment | settings | figure | claimed | difference | p | verdict |",
+        "| claim | treatment | settings | metric | claimed | difference (95 % CI) | p | verdict |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for claim in experiment.claims:
@@ -256,10 +266,12 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         "## Every arm",
         "",
-        "Means over seeds of the end of each run; success with its difference to "
-        f"{treatments[-1]}, by seed.",
+        "Means over seeds at the end of the runs. The difference in success is paired by seed "
+        "(95 % CI).",
         "",
-        "| setting | treatment | updates | to the last | " + " | ".join(shown) + " |",
+        f"| setting | treatment | updates | success, difference to {treatments[-1]} | "
+        + " | ".join(shown)
+        + " |",
         "| --- | --- | --- | --- | " + " | ".join("---" for _ in shown) + " |",
     ]
     for setting in settings:
@@ -275,16 +287,16 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     prediction = predictor(runs)
     if prediction:
         few = (
-            f" Fewer than {LEAST_SETTINGS} settings cannot tell: chance alone orders four of them "
-            "perfectly, one way or the other, in one case of twelve."
+            f" Fewer than {LEAST_SETTINGS} settings cannot decide: by chance alone, four settings "
+            "are in perfect ascending or descending order in one case of twelve."
         )
         lines += [
             "",
             "## Does the spread of reward variance predict the gain?",
             "",
-            f"RAGEN-2, table 8: where std(RV) / mean(RV) is larger the filter gains more. "
-            f"{prediction.figures}, over settings: **{prediction.verdict}**."
-            + (few if prediction.p is None else ""),
+            "RAGEN-2, table 8: the filter gains more at a larger std(RV) / mean(RV), where RV is "
+            f"the reward variance of a group. {prediction.figures}, over settings: "
+            f"**{prediction.verdict}**." + (few if prediction.p is None else ""),
             "",
             "| setting | std(RV) / mean(RV) at the start, without filter | gain in success |",
             "| --- | --- | --- |",
@@ -292,16 +304,16 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         ]
     lines += [
         "",
-        "The rule, fixed before the runs: of success the mean of the last two evaluations, of "
-        f"other figures that of their last {OF_OTHERS} values; reproduced where the interval "
-        "lies on the side that is claimed, reversed on the other; where no difference is claimed, "
-        f"reproduced where it lies within {MARGIN:g} of 0. Figures marked (ceiling) stand at "
-        f"{ceiling.AT:.0%} or more of their ceiling, the logarithm of the number of prompts; a "
-        "claim whose sides both do cannot be judged by them. p-values are of each claim alone; "
-        "[claims](claims.md) corrects them for all claims."
+        "The rule, fixed before the runs: the end is the mean of the last two evaluations for "
+        f"success and of the last {OF_OTHERS} values for other metrics. A claim is reproduced if "
+        "the interval is on the claimed side of 0 and reversed if it is on the other side. A claim "
+        f"of no difference is reproduced if the interval is within {MARGIN:g} of 0. Metrics marked "
+        f"(ceiling) are at {100 * ceiling.AT:.0f} % or more of their ceiling, the logarithm of the "
+        "number of prompts; they cannot decide a claim if both sides are at the ceiling. p-values "
+        "are for each claim alone; [claims](claims.md) corrects them for all claims."
         + (
-            " Arms run side by side: seconds are the processor's."
-            if "CPU s a step" in shown
+            " Arms ran in parallel, so the time of a step is CPU time."
+            if "CPU s per step" in shown
             else ""
         ),
     ]
@@ -311,7 +323,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 def draw(runs: Runs, path: Path) -> None:
     """Draw final success: a group of points per setting, a colour per treatment, a point per seed.
 
-    With a single setting, the treatments are named next to their points.
+    With a single setting, the axis has the names of the treatments.
     """
     import matplotlib.pyplot as plt
 

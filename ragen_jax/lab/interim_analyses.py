@@ -1,12 +1,12 @@
 """Interim analyses: early stopping of an experiment, and the confidence of its page.
 
-The rule, fixed beforehand: an experiment with `least_seeds` is analysed after that number of seeds
-and after each further seed. Each look may spend a part of an error of 5 %, four times that of the
-previous look: with three looks, 0.24 %, 0.95 % and 3.8 %. The experiment ends at the first look at
-which the interval of the page's primary difference, paired by seed, excludes 0 at a confidence of
-1 - its part; the page's verdicts use the confidence of that look. Since the parts add up to 5 %,
-all looks and the page together report a false difference in at most 5 % of the experiments,
-whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's inequality;
+The rule, fixed before the runs: an experiment with `least_seeds` is analysed after that number of
+seeds and after each further seed. Each analysis (look) may spend a part of the error of 5 %, four
+times the part of the previous look: with three looks, 0.24 %, 0.95 % and 3.8 %. The experiment ends
+at the first look at which the interval of the page's primary difference, paired by seed, excludes 0
+at a confidence of 1 minus the look's part. The page's verdicts use the confidence of that look.
+Since the parts add up to 5 %, all looks and the page together report a false difference in at most
+5 % of the experiments, for any number of seeds (alpha spending, by Bonferroni's inequality;
 simulated: 4.0 to 4.3 %).
 """
 
@@ -26,15 +26,15 @@ def looks(experiment: Experiment) -> list[int]:
 
 
 def spending(of_looks: int) -> list[float]:
-    """The error that each look may spend; their sum is ERROR."""
+    """Return the error that each look may spend; the sum is ERROR."""
     weights = [GROWTH**look for look in range(of_looks)]
     return [ERROR * weight / sum(weights) for weight in weights]
 
 
 def confidence(experiment: Experiment, seeds: int) -> float:
-    """The confidence of the intervals on the page of an experiment that ended after `seeds`.
+    """Return the confidence of the intervals on the page of an experiment that ended after `seeds`.
 
-    Fewer seeds than the first look needs (a part of the rows) are judged as the first look.
+    With fewer seeds than the first look needs, it is the confidence of the first look.
     """
     counts = looks(experiment)
     look = sum(count <= seeds for count in counts) - 1

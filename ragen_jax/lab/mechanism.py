@@ -1,22 +1,23 @@
-"""The page of experiment mechanism: which prompts, by which part of the loss, carry the drift.
+"""The page of experiment mechanism: which prompts and which part of the loss cause the drift.
 
-These rules were fixed before the runs:
+48 held-out groups are divided into quarters by reward variance. These rules were fixed before the
+runs:
 
-    pull          of a part of the loss on a quarter of 48 held-out groups by reward variance: how
-                  far a plain gradient step on it moves the log-odds of the grounded style
-                  (diagnostics/drift.py), per unit of learning rate; the mean over the steps until
-                  half of mi_seq is lost. Below 0: towards templates
-    theory        RAGEN-2's, in two predictions: the entropy part of the two lower quarters pulls
-                  harder towards templates than that of the two upper quarters; and a bonus on only
-                  the upper half of a step's groups keeps more information than a bonus on only the
-                  lower half (`treatments.kept_figure`)
-    figure 3    of RAGEN-2, before and after: at the first and the last measurement the norm of the
-                task's gradient is larger on the two upper quarters than on the two lower ones, that
-                of the entropy bonus is the same: within FLAT. Differences over the mean of all
+    pull        of a part of the loss on a quarter: change of the log-odds of the grounded style by
+                a plain gradient step on this part per unit of learning rate (diagnostics/drift.py),
+                mean over the steps until half of mi_seq is lost. Below 0: towards templates
+    theory      RAGEN-2's, as two predictions: the entropy part of the two lower quarters pulls more
+                strongly towards templates than that of the two upper quarters; and a bonus on only
+                the upper half of a step's groups keeps more information than a bonus on only the
+                lower half (`treatments.kept_figure`)
+    figure 3    of RAGEN-2, before and after collapse (first and last measurement of a run): the
+                norm of the task gradient is larger on the two upper quarters than on the two lower
+                ones; that of the entropy gradient is equal within FLAT. Differences are divided by
+                the mean over the quarters
 
-Each is decided by an interval over seeds (Student's t) on one side of 0. Its confidence is that of
-the interim analysis at which the experiment ended (interim_analyses.py), 95 % without interim
-analyses.
+Each claim is decided by an interval over seeds (Student's t) on one side of 0. Its confidence is
+that of the interim analysis at which the experiment ended (interim_analyses.py), 95 % without
+interim analyses.
 """
 
 from pathlib import Path
@@ -28,7 +29,7 @@ from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import model_organism as organism
 from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, judged, judged_within
-from ragen_jax.lab.identical import is_unchanged
+from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.interim_analyses import confidence, looks
 from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.statistics import ERROR, p_value, p_within
@@ -43,28 +44,35 @@ PULLS = tuple(
 NORMS = tuple(
     f"gradient/bucket_{quarter}/{part}_norm" for quarter in range(QUARTERS) for part in PARTS
 )
-FLAT = 0.25
-MOMENTS = {"before collapse": 0, "after collapse": -1}  # which of a run's measurements
+FLAT = 0.25  # largest relative difference of norms that counts as none
+CLAIMS = {
+    "task": "grows with reward variance",
+    "entropy": "does not grow with reward variance",
+}
+MOMENTS = {"before collapse": 0, "after collapse": -1}  # index of a run's measurement
 VARIANCES = tuple(f"gradient/bucket_{quarter}/reward_variance" for quarter in range(QUARTERS))
 FIGURES = (*organism.FIGURES, *PULLS, *NORMS, *VARIANCES)
 
 
 def until_half(rows: Rows, name: str) -> float:
-    """The mean of a figure over the steps until half of mi_seq is lost; at least the first."""
+    """Return the mean of a metric over the steps until half of mi_seq is lost, at least a step."""
     steps, values = curve(rows, name)
     return float(values[steps <= max(cures.half(rows), steps[0])].mean())
 
 
 def pulls(runs: Runs) -> np.ndarray:
-    """[seeds, quarters, parts], of the arm with a bonus on all groups."""
+    """Return the pulls in the arm with a bonus on all groups, float64 [seeds, quarters, parts]."""
     ((setting,), _, seeds) = factors(runs)
     found = [[until_half(runs[setting, ALL, seed], name) for name in PULLS] for seed in seeds]
     return np.reshape(found, (len(seeds), QUARTERS, len(PARTS)))
 
 
 def slope_of_norms(runs: Runs, part: str, measurement: int, level: float) -> tuple[float, float]:
-    """(mean, half-width over seeds at confidence `level`) of the norms of the upper quarters less
-    those of the lower quarters, over the mean of all."""
+    """Return the difference of norms between the upper and the lower quarters, over the mean norm.
+
+    Returns:
+      (mean over seeds, half-width of its interval at confidence `level`).
+    """
     ((setting,), _, seeds) = factors(runs)
     found = []
     for seed in seeds:
@@ -80,8 +88,13 @@ def slope_of_norms(runs: Runs, part: str, measurement: int, level: float) -> tup
 
 
 def level_of(experiment: Experiment, runs: Runs) -> float:
-    """The confidence of the page's verdicts."""
+    """Return the confidence of the page's verdicts."""
     return confidence(experiment, len(factors(runs)[2]))
+
+
+def _ci(level: float) -> str:
+    """Return the label of an interval, such as "95 % CI"."""
+    return f"{100 * level:.3g} % CI"
 
 
 def spent(p: float, level: float) -> float:
@@ -90,11 +103,11 @@ def spent(p: float, level: float) -> float:
 
 
 def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Return, per moment and part, whether its gradient's norm rises with reward variance."""
+    """Return the verdicts on figure 3, for each moment and part of the loss."""
     found = []
     level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
     for when, measurement in MOMENTS.items():
-        for part, claim in (("task", "grows with reward variance"), ("entropy", "does not")):
+        for part, claim in CLAIMS.items():
             mean, half_width = slope_of_norms(runs, part, measurement, level)
             if part == "task":
                 word = judged(mean, half_width)
@@ -102,14 +115,17 @@ def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
             else:
                 word = judged_within(mean, half_width, FLAT)
                 p = p_within(mean, half_width, df, FLAT, confidence=level)
-            text = f"{when} the norm of the {part} gradient {claim}"
-            figures = f"upper minus lower half, over the mean: {mean:+.2f} ± {half_width:.2f}"
+            text = f"{when}, the norm of the {part} gradient {claim}"
+            figures = (
+                f"upper minus lower half, over the mean: {mean:+.2f} ± {half_width:.2f} "
+                f"({_ci(level)})"
+            )
             found.append(Verdict("figure 3", text, word, figures, spent(p, level)))
     return found
 
 
 def primary(runs: Runs) -> list[float]:
-    """Return information kept with the bonus on the upper half minus the lower half, by seed."""
+    """Return the kept information with a bonus on the upper half minus the lower half, per seed."""
     ((setting,), _, seeds) = factors(runs)
     return [
         cures.kept_figure(runs[setting, UPPER, seed])
@@ -119,7 +135,7 @@ def primary(runs: Runs) -> list[float]:
 
 
 def pull_of_entropy(runs: Runs) -> tuple[list[float], list[float]]:
-    """The entropy part's pull on the two lower and the two upper quarters, by seed."""
+    """Return the entropy part's pull on the two lower and on the two upper quarters, per seed."""
     entropy_SQ = pulls(runs)[:, :, PARTS.index("entropy")]
     return entropy_SQ[:, :2].sum(1).tolist(), entropy_SQ[:, 2:].sum(1).tolist()
 
@@ -127,9 +143,11 @@ def pull_of_entropy(runs: Runs) -> tuple[list[float], list[float]]:
 def predictions(
     experiment: Experiment, runs: Runs
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(mean, half-width at the page's confidence) of both predictions of the theory: by how much
-    harder the entropy part of the lower half pulls towards templates, and how much more information
-    a bonus on the upper half keeps."""
+    """Return (mean, half-width at the page's confidence) of the two predicted differences.
+
+    The first is how much more strongly the entropy part of the lower half pulls towards templates,
+    the second how much more information a bonus on the upper half keeps.
+    """
     lower_S, upper_S = pull_of_entropy(runs)
     harder = [upper - lower for lower, upper in zip(lower_S, upper_S, strict=True)]
     level = level_of(experiment, runs)
@@ -137,7 +155,7 @@ def predictions(
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Both predictions of the theory, and figure 3."""
+    """Return the verdicts on both predictions of the theory and on figure 3."""
     of_pull, of_bonus = predictions(experiment, runs)
     level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
 
@@ -148,16 +166,17 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     return [
         Verdict(
             "section 5",
-            "the entropy bonus pulls harder towards templates on prompts of low reward variance",
+            "the entropy bonus pulls more strongly towards templates on prompts with low reward "
+            "variance",
             judged(*of_pull),
-            "lower minus upper half {:+.3g} ± {:.2g}".format(*of_pull),
+            "lower minus upper half {:+.3g} ± {:.2g} ".format(*of_pull) + f"({_ci(level)})",
             p_of(of_pull),
         ),
         Verdict(
             "section 5",
-            "a bonus on the upper half alone keeps more information than one on the lower half",
-            "not testable (the same runs)" if idle else judged(*of_bonus),
-            "{:+.3f} ± {:.3f}".format(*of_bonus),
+            "a bonus on only the upper half keeps more information than on only the lower half",
+            f"not testable ({SAME})" if idle else judged(*of_bonus),
+            "{:+.3f} ± {:.3f} ".format(*of_bonus) + f"({_ci(level)})",
             None if idle else p_of(of_bonus),
         ),
         *figure_3(experiment, runs),
@@ -165,20 +184,22 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def verdict(experiment: Experiment, runs: Runs) -> str:
-    """Sentences: both predictions of the theory."""
+    """Return sentences about both predictions of the theory."""
     lower_S, upper_S = pull_of_entropy(runs)
     of_pull, of_bonus = predictions(experiment, runs)
     words = {
         "reproduced": "as predicted",
-        "undecided": "no difference seen",
+        "undecided": "no significant difference",
         "reversed": "reversed",
     }
+    level = _ci(level_of(experiment, runs))
     return (
-        "The entropy part of the lower half pulls towards templates "
-        f"{-np.mean(lower_S):.3g}, that of the upper half {-np.mean(upper_S):.3g}: lower minus "
-        f"upper {of_pull[0]:+.3g} ± {of_pull[1]:.3g} (**{words[judged(*of_pull)]}**). Information "
-        "kept with a bonus on the upper half alone minus one on the lower half alone: "
-        f"{of_bonus[0]:+.3f} ± {of_bonus[1]:.3f} (**{words[judged(*of_bonus)]}**)."
+        "The entropy part pulls towards templates by "
+        f"{-np.mean(lower_S):.3g} on the lower half of the groups and by {-np.mean(upper_S):.3g} "
+        f"on the upper half: a difference of {of_pull[0]:+.3g} ± {of_pull[1]:.3g} ({level}): "
+        f"**{words[judged(*of_pull)]}**. Information kept with a bonus on only the upper half "
+        "minus information kept with a bonus on only the lower half is "
+        f"{of_bonus[0]:+.3f} ± {of_bonus[1]:.3f} ({level}): **{words[judged(*of_bonus)]}**."
     )
 
 
@@ -189,19 +210,21 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     pull_SQP = pulls(runs)
     lines = [
         f"{len(runs)} runs of {steps} steps without filter, seeds {', '.join(map(str, seeds))}; "
-        f"{setting}. Written by that command.",
+        f"setting {setting}.",
         "",
         verdict(experiment, runs),
         "",
         f"![pull by quarter, and information]({picture})",
         "",
-        "## Pull of each part, by reward variance",
+        "## Pull of each part of the loss, by reward variance",
         "",
-        "Of held-out groups, with a bonus on all; means until half of `mi_seq` was lost, 95 % "
-        f"intervals over {len(seeds)} seeds (Student's t). Below 0: towards templates. The task's "
-        "advantages are deviations from the group's mean.",
+        "The pull is the change of the log-odds of the grounded style after a gradient step on "
+        "held-out groups, per unit of learning rate; below 0, it is towards templates. The values "
+        "are means until half of `mi_seq` was lost, in runs with a bonus on all groups; ± is the "
+        f"95 % CI over {len(seeds)} seeds (Student's t). The task's advantages are deviations from "
+        "the group's mean.",
         "",
-        "| quarter | reward variance | " + " | ".join(PARTS) + " |",
+        "| quarter (1: lowest variance) | reward variance | " + " | ".join(PARTS) + " |",
         "| --- | --- | " + " | ".join("---" for _ in PARTS) + " |",
     ]
     for quarter in range(QUARTERS):
@@ -211,14 +234,15 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             for part in range(len(PARTS))
         ]
         lines.append(f"| {quarter + 1} | {variance:.3g} | " + " | ".join(cells) + " |")
-    lines += ["", "## Figure 3 of RAGEN-2, before and after", ""]
-    lines += ["| claim | verdict | figures |", "| --- | --- | --- |"]
+    lines += ["", "## Figure 3 of RAGEN-2, before and after collapse", ""]
+    lines += ["| claim | verdict | result |", "| --- | --- | --- |"]
     lines += [f"| {v.claim} | **{v.verdict}** | {v.figures} |" for v in figure_3(experiment, runs)]
     lines += [
         "",
-        "## Where the bonus lies",
+        "## Effect of the groups that receive the bonus",
         "",
-        "| arm | kept | to a bonus on all | half | grounded at the end | success at the end |",
+        "| arm | information kept | difference to a bonus on all (95 % CI) | half lost at step | "
+        "grounded at the end | success at the end |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
 
@@ -241,19 +265,21 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [
         "",
         "The rule, fixed before the runs: the paper's theory predicts that the entropy part of "
-        "the two lower quarters pulls harder towards templates than that of the two upper ones, "
-        "and that a bonus on the upper half of a step's groups alone keeps more information than "
-        "one on the lower half alone; each counts where its interval over seeds excludes 0, at a "
-        f"confidence of {level_of(experiment, runs):.1%}, which leaves the rest of the error of 5 "
-        f"% to looks at fewer seeds ({len(looks(experiment))} looks in all). "
-        "Before and after: the first and the last measurement of a run with a bonus on all; the "
-        f"entropy gradient is called the same where the interval lies within {FLAT:g} of 0.",
+        "the two lower quarters pulls more strongly towards templates than that of the two upper "
+        "quarters, and that a bonus on only the upper half of a step's groups keeps more "
+        "information than a bonus on only the lower half. A prediction is decided if its interval "
+        f"over seeds excludes 0 at a confidence of {100 * level_of(experiment, runs):.1f} %; the "
+        "rest of the error of 5 % is spent on interim analyses with fewer seeds "
+        f"({len(looks(experiment))} analyses in total). Before and after collapse are the first "
+        "and the last measurement of a run with a bonus on all groups. The norm of the entropy "
+        f"gradient counts as equal if the interval is within {FLAT:g} of 0. Half lost: median step "
+        "at which half of `mi_seq` was lost.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """The pull of each part by quarter, and mi_seq of every arm."""
+    """Draw the pull of each part of the loss by quarter, and mi_seq of every arm."""
     import matplotlib.pyplot as plt
 
     ((setting,), treatments, seeds) = factors(runs)

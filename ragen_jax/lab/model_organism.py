@@ -2,15 +2,15 @@
 
 These rules were fixed before the runs:
 
-    information lost   the first probe whose mi_seq is below half of its highest before, on a
-                       straight line between probes
-    success lost       the first evaluation that, averaged with the one before, is below three
-                       quarters of the highest such average before; not by the last step: never
+    information lost   step at which mi_seq of the probe falls below half of its running maximum,
+                       interpolated linearly between probes
+    success lost       step at which the mean of two successive evaluations falls below three
+                       quarters of its running maximum
     template collapse  information is lost; success is not lost within the next LEAD steps; up to
-                       then at least VALID of the probe's replies are valid, and their H(Z|X) is no
-                       lower than at first; undecided if the run ends before that
+                       then, the fraction of valid probe replies is at least VALID and their H(Z|X)
+                       is not below its first value; undecided if the run ends before that
 
-Arms are compared by seed, after equally many updates.
+Arms are compared by seed, after equal numbers of updates.
 """
 
 from pathlib import Path
@@ -41,29 +41,29 @@ MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
 GROUNDED, OTHER = "probe/style/grounded", "probe/style/other"
 FIGURES = (MI, RELEASED, RETRIEVAL, GROUNDED, OTHER, VALID_RATE, ENTROPY, SUCCESS)
-HALF, QUARTER = 0.5, 0.75  # of information, of success: the share below which it is lost
-LEAD = 20  # steps that success must outlive information
-VALID = 0.95
-SHARES = (0.25, 0.5, 1.0)  # of a run's updates, after which arms are compared
+HALF, QUARTER = 0.5, 0.75  # fractions of the maximum below which information, success is lost
+LEAD = 20  # steps for which success must hold after information is lost
+VALID = 0.95  # smallest fraction of valid replies
+SHARES = (0.25, 0.5, 1.0)  # fractions of a run's updates after which arms are compared
 
 
 class Fall(NamedTuple):
     """The outcome of a run."""
 
     information: float | None  # the step at which information was lost
-    success: float | None
-    collapsed: bool | None  # into templates, by the rule above; None: undecided
-    entropy: float  # H(Z|X) at the end of the lead, over the first
-    valid: float  # mean of the probes up to there
+    success: float | None  # the step at which success was lost
+    collapsed: bool | None  # template collapse, by the rule above; None: undecided
+    entropy: float  # H(Z|X) at the end of the lead, divided by its first value
+    valid: float  # fraction of valid replies, mean of the probes up to the end of the lead
 
 
 def information_lost(rows: Rows) -> float | None:
-    """The step at which information was lost, by the rule above."""
+    """Return the step at which information was lost, by the rule above; None: never."""
     return falls_below(*curve(rows, MI), HALF)
 
 
 def success_lost(rows: Rows) -> float | None:
-    """The step at which success was lost, by the rule above."""
+    """Return the step at which success was lost, by the rule above; None: never."""
     steps, values = curve(rows, SUCCESS)
     return falls_below(steps[1:], (values[1:] + values[:-1]) / 2, QUARTER)
 
@@ -88,7 +88,7 @@ def fall(rows: Rows) -> Fall:
 
 
 def verdict(runs: Runs) -> str:
-    """Sentences: did reasoning collapse without a filter, and what did the others change?"""
+    """Return sentences with the number of collapsed runs of each treatment."""
     _, treatments, _ = factors(runs)
     sentences = []
     for name in reversed(treatments):
@@ -96,20 +96,23 @@ def verdict(runs: Runs) -> str:
         collapsed = sum(f.collapsed is True for f in falls)
         undecided = sum(f.collapsed is None for f in falls)
         when = sorted(f.information for f in falls if f.information is not None)
-        at = f" (steps {', '.join(f'{x:.0f}' for x in when)})" if when else ""
+        at = f" (at steps {', '.join(f'{x:.0f}' for x in when)})" if when else ""
         gone = sum(f.success is not None for f in falls)
         sentences.append(
-            f"With {name}, {len(when)} of {len(falls)} runs lost half of their information{at}, "
-            f"{collapsed} of them into templates by the rule below"
-            + (f", {undecided} undecided" if undecided else "")
-            + f"; {gone} lost a quarter of their success."
+            f"With {name}, {len(when)} of {len(falls)} runs lost half of their information{at}; "
+            f"{collapsed} of them are template collapses by the rule below"
+            + (f" and {undecided} undecided" if undecided else "")
+            + f". Success fell by a quarter in {gone} runs."
         )
     return " ".join(sentences)
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Collapse without filter in more than half of the runs; what the first treatment changes of
-    information after half of the updates, and of success at the end."""
+    """Return the verdicts on collapse without filter and on the effects of filtering.
+
+    The effects are those of the first treatment on information after half of the updates, and on
+    success at the end.
+    """
     _, (filtered, *_, plain), seeds = factors(runs)
     plain_runs = distinct({key: rows for key, rows in runs.items() if key[1] == plain})
     falls = [fall(rows) for rows in plain_runs.values()]
@@ -119,9 +122,10 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     found = [
         Verdict(
             "section 4",
-            "without filter reasoning loses its input while H(Z\\|X), validity and success stay",
+            "without filter, reasoning loses its input dependence while H(Z\\|X), validity and "
+            "success hold",
             word,
-            f"{count} of {len(falls)} runs{more} (95 %: {low:.2f} to {high:.2f})",
+            f"{count} of {len(falls)} runs{more} (95 % CI {low:.2f} to {high:.2f})",
             p,
         )
     ]
@@ -130,11 +134,13 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         ("filtering raises success", SUCCESS, 1.0),
     ):
         if is_unchanged(runs, filtered, plain):
-            idle = "not testable (the same runs)"
+            idle = f"not testable ({SAME})"
             found.append(Verdict("section 5", claim, idle, f"{filtered} changed nothing"))
             continue
         for mean, half_width in compare(runs, figure, filtered, plain, share=share).values():
-            text = f"{mean:+.3f} ± {half_width:.3f} after {share:.0%} of the updates"
+            text = (
+                f"{mean:+.3f} ± {half_width:.3f} (95 % CI) after {100 * share:.0f} % of the updates"
+            )
             p = p_value(mean, half_width, len(seeds) - 1)
             word = judged(mean, half_width)
             arms = [{k: r for k, r in runs.items() if k[1] == x} for x in (filtered, plain)]
@@ -150,26 +156,26 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
         f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))} "
-        "(configs/organism.py, configs/experiments). Written by that command.",
+        "(configs/organism.py, configs/experiments).",
         "",
         verdict(runs),
         "",
-        f"![probe and success of all arms]({picture})",
+        f"![probe metrics and success of all arms]({picture})",
         "",
-        "Thick: mean over seeds; thin: each seed.",
+        "Thick lines: mean over seeds. Thin lines: single seeds.",
         "",
-        "The rule, fixed before the runs: information is lost at the first probe whose `mi_seq` is "
-        "below half of its highest before; success at the first evaluation that, averaged with "
-        "the one before, is below three quarters of the highest such average before. A run "
-        f"collapsed into templates if it lost information, kept success for {LEAD} more steps, and "
-        f"up to then at least {VALID:.0%} of the probe's replies were valid and their H(Z|X) no "
-        "lower than at first; a run that ends before that is undecided, and counts for neither "
-        "side: the claim is reproduced where the exact binomial test says that more than half of "
-        "the runs do, reversed where it says that fewer do (at least six runs are needed).",
+        "The rule, fixed before the runs: information is lost when `mi_seq` of the probe falls "
+        "below half of its highest value so far. Success is lost when the mean of two successive "
+        "evaluations falls below three quarters of its highest value so far. A run is a template "
+        f"collapse if it lost information, kept success for {LEAD} more steps, and up to then at "
+        f"least {100 * VALID:.0f} % of the probe's replies were valid and their H(Z|X) was not "
+        "below its first value. A run that ends before that is undecided. The claim is reproduced "
+        "if the exact binomial test says that more than half of the runs are template collapses, "
+        "and reversed if it says that fewer are. A decision needs at least six runs.",
         "",
         "## Every run",
         "",
-        "From the first probe or evaluation to the last.",
+        "`a -> b`: first and last probe or evaluation.",
         "",
         "| treatment | seed | updates | mi_seq | H(Z\\|X) | grounded | neither style | valid | "
         "success | information lost | success lost | alarm | template collapse |",
@@ -178,12 +184,15 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [_line(treatment, seed, rows) for (_, treatment, seed), rows in runs.items()]
     lines += [
         "",
-        "## What the choice of groups changes",
+        "## Effect of the choice of groups",
         "",
-        f"Difference to {treatments[-1]}, paired by seed, after equally many updates (probes: mean "
-        f"of the last five); 95 % intervals over {len(seeds)} seeds (Student's t).",
+        f"Difference to {treatments[-1]}, paired by seed, after equal numbers of updates (probe "
+        f"metrics: mean of the last five probes); ± is the 95 % CI over {len(seeds)} seeds "
+        "(Student's t).",
         "",
-        "| | of the updates | " + " | ".join(f"`{name}`" for name in FIGURES) + " |",
+        "| treatment | fraction of the updates | "
+        + " | ".join(f"`{name}`" for name in FIGURES)
+        + " |",
         "| --- | --- | " + " | ".join("---" for _ in FIGURES) + " |",
     ]
     *others, plain = treatments
@@ -198,7 +207,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def _line(treatment: str, seed: int, rows: Rows) -> str:
-    """A row of the table of runs."""
+    """Return a row of the table of runs."""
     found = fall(rows)
 
     def change(name):
@@ -216,7 +225,7 @@ def _line(treatment: str, seed: int, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw a panel per figure and a line per filter: the seeds' mean, and each seed."""
+    """Draw a panel per metric, with a line per filter (mean over seeds) and per seed."""
     import matplotlib.pyplot as plt
 
     figures = {

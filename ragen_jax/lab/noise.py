@@ -1,14 +1,14 @@
 """Detectors of pure noise: the control of experiment detectors.
 
-A figure that has nothing to do with the input still crosses its alarm level somewhere in a long
-run, and an alarm that comes early for no reason has a long lead. So DRAWS detectors of each kind of
-noise are given the runs' true labels, and everything is counted of them as of a figure:
+A metric that does not depend on the input also crosses its alarm level at some step of a long run,
+and an early alarm without a reason has a long lead. Therefore DRAWS detectors of each kind of noise
+are evaluated on the same runs and labels as the metrics:
 
     white   independent values around a mean
-    drift   a random walk, as figures have that wander over training
+    drift   a random walk, like a metric that drifts during training
 
-A figure is distinguishable from noise if its AUC lies outside the range of all these draws: a
-noise detector does in at most 2 of DRAWS + 1 cases, any of thirty in less than 5 %.
+A metric is distinguishable from noise if its AUC is outside the range of all these draws. A noise
+detector is outside in at most 2 of DRAWS + 1 cases; at least one of thirty in less than 5 %.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from ragen_jax.core.randomness import Purpose, generator
 
 DRAWS = 1500  # detectors of each kind of noise
 KINDS = ("white", "drift")
-SPREAD = (0.025, 0.5, 0.975)  # quantiles that are shown
+SPREAD = (0.025, 0.5, 0.975)  # quantiles on the page
 COUNTED = ("auc", "false", "runs", "delay", "lead")
 
 
@@ -30,29 +30,29 @@ class Truth(NamedTuple):
 
     step_P: np.ndarray
     collapsed_P: np.ndarray  # bool
-    healthy: bool  # of the setting that should not collapse
-    success_lost: float | None  # step
+    healthy: bool  # whether its setting should not collapse
+    success_lost: float | None  # step at which success was lost; None: never
 
 
 class Control(NamedTuple):
-    """The apparent results of detectors of one kind of noise."""
+    """The results of all detectors of one kind of noise."""
 
-    draws: dict[str, np.ndarray]  # of COUNTED, float64 [DRAWS]; NaN where there is no value
+    draws: dict[str, np.ndarray]  # name in COUNTED -> float64 [DRAWS]; NaN: no value
 
     def spread(self, name: str) -> tuple[float, float, float]:
-        """(2.5 %, median, 97.5 %) of one of COUNTED, over the draws that have it."""
+        """Return (2.5 %, median, 97.5 %) of a result in COUNTED, over the draws that have it."""
         values = self.draws[name]
         low, middle, high = np.quantile(values[~np.isnan(values)], SPREAD)
         return float(low), float(middle), float(high)
 
     def holds(self, name: str, value: float) -> bool:
-        """Whether a value is within the central 95 % of the noise's."""
+        """Return whether a value is within the central 95 % of the noise detectors."""
         low, _, high = self.spread(name)
         return low <= value <= high
 
 
 def _scores(rng: np.random.Generator, kind: str, probes: int, baseline: int) -> np.ndarray:
-    """float64 [DRAWS, probes]: scores of noise, each from the mean of its run's baseline."""
+    """Return scores of noise relative to the mean of its baseline, float64 [DRAWS, probes]."""
     values = rng.standard_normal((DRAWS, baseline + probes))
     if kind == "drift":
         values = values.cumsum(axis=1)
@@ -60,11 +60,11 @@ def _scores(rng: np.random.Generator, kind: str, probes: int, baseline: int) -> 
 
 
 def control(truths: Mapping[Any, Truth], kind: str, *, baseline: int, level: float) -> Control:
-    """What DRAWS detectors of noise seem to see of runs whose truth is known.
+    """Return the results of DRAWS detectors of noise on runs with a known truth.
 
     Args:
-      baseline: probes that a score is counted from. level: quantile of healthy scores that is an
-        alarm.
+      baseline: number of first probes whose mean is the reference of a score.
+      level: quantile of the healthy runs' scores above which a score is an alarm.
     """
     rng = generator(Purpose.NOISE_DETECTORS, int(kind == "drift"))
     runs = list(truths.values())
@@ -99,7 +99,7 @@ def control(truths: Mapping[Any, Truth], kind: str, *, baseline: int, level: flo
 
 
 def _medians(values: list[np.ndarray]) -> np.ndarray:
-    """The median over runs of each draw, NaN where no run has a value."""
+    """Return the median over runs of each draw, float64 [DRAWS]; NaN if no run has a value."""
     stacked = np.array(values)
     found = np.full(stacked.shape[1], np.nan)
     some = ~np.isnan(stacked).all(axis=0)

@@ -21,21 +21,22 @@ PAGES = {
     **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
     "tasks": tasks,
 }
-# Primary difference of experiments that may end early (interim_analyses.py): runs -> one per seed.
+# Experiments that may end early (interim_analyses.py) -> function from the runs to the primary
+# difference of each seed.
 PRIMARY = {"mechanism": mechanism.primary}
-COUNTED = ("update/count", "regime/alarm")  # figures that every page uses
+COUNTED = ("update/count", "regime/alarm")  # metrics that every page uses
 
 
 def figures(name: str) -> tuple[str, ...]:
-    """Return the figures from which an experiment's page is made."""
+    """Return the metrics that an experiment's page needs."""
     return (*PAGES[name].FIGURES, *COUNTED)
 
 
 def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: Runs) -> str:
-    """Write an experiment's page to `path` and its figure next to it; return the text.
+    """Write an experiment's page to `path` and its figure next to it; return the text of the page.
 
     Args:
-      words: the arguments of `python -m ragen_jax.lab`.
+      words: arguments of `python -m ragen_jax.lab` that write this page.
     """
     import matplotlib
 
@@ -46,7 +47,11 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     page.draw(runs, picture)
     head = ["# Laboratory: " + name, "", experiment.question, ""]
     head += ["```bash", f"python -m ragen_jax.lab {words}", "```", ""]
-    head += [f"{len(runs)} runs of about {experiment.minutes:.2g} minutes, each on one core.", ""]
+    head += [
+        f"This command makes the runs, each about {experiment.minutes:.2g} minutes on one core, "
+        "and writes this page.",
+        "",
+    ]
     if alike := describe(runs):
         head += [alike, ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)

@@ -1,7 +1,7 @@
-"""Write and read the figures of a page, stored next to it as JSON lines.
+"""Write and read the stored rows of a page, JSON lines in a file next to it.
 
 A line is a run: its key, the config fields that differ from configs/base.py (which identify it),
-its steps, and each figure's values at these steps (null if missing).
+its steps, and the values of each metric at these steps (null if missing).
 """
 
 import json
@@ -17,7 +17,7 @@ from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.storage.atomic_io import atomic_open
 
 RUN = ("setting", "treatment", "seed")
-DIGITS = 7  # significant digits of a figure
+DIGITS = 7  # significant digits of a value
 
 
 def not_default(config: Config) -> Fields:
@@ -27,9 +27,9 @@ def not_default(config: Config) -> Fields:
 
 
 def cut(rows: Rows, figures: Sequence[str]) -> Rows:
-    """Reduce a run's rows to the figures of a page, rounded to DIGITS digits.
+    """Return a run's rows with only the metrics of a page, rounded to DIGITS digits.
 
-    Pages are made from these rows, so the stored rows reproduce the same page.
+    Pages are made from these rows, so that the stored rows reproduce the same page.
     """
     return [
         {"step": row["step"]}
@@ -39,7 +39,7 @@ def cut(rows: Rows, figures: Sequence[str]) -> Rows:
 
 
 def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
-    """Write the runs of an experiment's arms in `plan`, after `cut`."""
+    """Write the runs of the arms in `plan`, whose rows `cut` has reduced."""
     configs = {arm.key: not_default(arm.config) for arm in plan}
     with atomic_open(path) as file:
         for key, rows in runs.items():
@@ -55,8 +55,8 @@ def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
 def read_runs(path: Path, plan: Sequence[Arm] | None = None) -> Runs:
     """Read the runs of a file; {} if it does not exist.
 
-    With `plan`, only runs of its arms with the same config are returned. Changes of the code since
-    then cannot be detected.
+    With `plan`, return only the runs of arms in `plan` whose stored config is the same. Changes of
+    the code since those runs cannot be detected.
     """
     found: Runs = {}
     configs = {}

@@ -1,7 +1,7 @@
 """p-values that agree with the pages' intervals, exact tests for few runs, and Holm's correction.
 
-A claim is decided where its 95 % interval decides it, which is where its p-value is below 0.05.
-claims.md corrects these p-values for the number of claims on the page.
+A claim is decided by its 95 % interval; equivalently, its p-value is below 0.05. claims.md corrects
+these p-values for the number of claims on the page.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from scipy.stats import binomtest, rankdata
 
 from ragen_jax.core.randomness import Purpose, generator
 
-ERROR = 0.05  # probability of deciding a claim that is neither true nor false
-LEAST_SETTINGS = 6  # of a rank correlation; four decide by chance in 1 of 12 cases at best
-EXACT_UP_TO = 8  # settings whose orders are all counted: 8! = 40,320
-SHUFFLES = 20_000  # random orders, for more settings
+ERROR = 0.05  # probability that a claim is decided although there is no difference
+LEAST_SETTINGS = 6  # for a rank correlation; four settings have perfect order in 1 of 12 cases
+EXACT_UP_TO = 8  # number of settings up to which all orders are counted: 8! = 40,320
+SHUFFLES = 20_000  # number of random orders for more settings
 
 
 def _one_sided(distance: float, half_width: float, df: int, confidence: float) -> float:
-    """P(Student's t above distance / standard error) for an interval of that half-width."""
+    """Return P(Student's t > distance / standard error) for an interval with that half-width."""
     if math.isnan(distance) or math.isinf(half_width):
         return 0.5
     if half_width == 0:
@@ -31,10 +31,11 @@ def _one_sided(distance: float, half_width: float, df: int, confidence: float) -
 
 
 def p_value(mean: float, half_width: float, df: int, *, confidence: float = 1 - ERROR) -> float:
-    """p-value of a difference, two-sided: below 1 - confidence where the interval excludes 0.
+    """Return the two-sided p-value of a difference; < 1 - confidence if its interval excludes 0.
 
     Args:
-      half_width: of the interval at `confidence`, by Student's t with `df` degrees of freedom.
+      half_width: half-width of the interval at `confidence`, by Student's t.
+      df: degrees of freedom.
     """
     return min(1.0, 2 * _one_sided(abs(mean), half_width, df, confidence))
 
@@ -42,8 +43,10 @@ def p_value(mean: float, half_width: float, df: int, *, confidence: float = 1 - 
 def p_within(
     mean: float, half_width: float, df: int, margin: float, *, confidence: float = 1 - ERROR
 ) -> float:
-    """p-value of the question whether a difference is within a margin of 0: below 1 - confidence
-    where the interval lies within the margin, or beyond it."""
+    """Return the p-value of the claim that a difference is within a margin of 0, or beyond it.
+
+    It is below 1 - confidence if the whole interval is within the margin, or outside it.
+    """
     inside = _one_sided(margin - abs(mean), half_width, df, confidence)
     return min(1.0, 2 * min(inside, 1 - inside))
 
@@ -51,11 +54,11 @@ def p_within(
 def judge_count(yes: int, no: int, undecided: int = 0) -> tuple[str, float, tuple[float, float]]:
     """Judge the claim that more than half of the runs do something, by the exact binomial test.
 
-    Undecided runs count for neither side: whatever they are, the verdict must hold.
+    The verdict must hold for any outcome of the undecided runs.
 
     Returns:
-      (reproduced, reversed or undecided; p-value; 95 % Clopper-Pearson interval of the share, over
-      the runs that are decided; 0 to 1 without any).
+      (reproduced, reversed or undecided; p-value; 95 % Clopper-Pearson interval of the fraction
+      among the decided runs, 0 to 1 without any decided run).
     """
     total = yes + no + undecided
     if not yes + no:
@@ -73,10 +76,10 @@ def judge_count(yes: int, no: int, undecided: int = 0) -> tuple[str, float, tupl
 
 
 def permutation_test(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """(Spearman's correlation, its two-sided p-value over all orders of y).
+    """Return (Spearman's correlation, its two-sided p-value over all orders of y).
 
-    Exact up to EXACT_UP_TO points; above that over SHUFFLES random orders, the observed order
-    among them.
+    The p-value is exact for up to EXACT_UP_TO points; for more, it uses the observed order and
+    SHUFFLES random orders.
     """
     rank_x, rank_y = (rankdata(values) for values in (x, y))
     rank_x, rank_y = rank_x - rank_x.mean(), rank_y - rank_y.mean()
@@ -92,8 +95,11 @@ def permutation_test(x: Sequence[float], y: Sequence[float]) -> tuple[float, flo
 
 
 def holm(p: Mapping[int, float]) -> dict[int, float]:
-    """Holm's adjusted p-values: those below 0.05 stay decided when all are judged together, with a
-    probability of at most 0.05 that any of them is wrong."""
+    """Return Holm's adjusted p-values, with the same keys.
+
+    If all claims below 0.05 are decided, any of these decisions is wrong with a probability of at
+    most 0.05.
+    """
     adjusted, highest = {}, 0.0
     for rank, (key, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
         highest = max(highest, min(1.0, (len(p) - rank) * value))

@@ -1,12 +1,13 @@
-"""The page of experiment tasks: the outcome of the reasoning and of the groups in each task.
+"""The page of experiment tasks: the outcome of the reasoning and the kinds of groups in each task.
 
-These rules were fixed before the runs; the end is the mean of the last two values:
+These rules were fixed before the runs; the first rule that applies decides. The end is the mean of
+the last two values:
 
-    little to lose   mi_seq of the probe is below LITTLE at the start
-    kept             at the end, mi_seq is at least half of its start
-    into templates   it is not, and H(Z|X) at the end is at least HELD of its start
-    with its words   it is not, and H(Z|X) fell as well: the same reasoning for every question
-    form lost        before any of these: at the end less than VALID of the replies are valid
+    invalid replies       at the end, the fraction of valid replies is below VALID
+    little information    mi_seq of the probe is below LITTLE at the start
+    kept                  at the end, mi_seq is at least half of its start
+    template collapse     H(Z|X) at the end is at least HELD of its start
+    low-entropy collapse  H(Z|X) fell as well: the same reasoning for every question
 """
 
 from collections import Counter
@@ -26,12 +27,12 @@ VARIANCE = "filter/score_mean"
 ANATOMY = tuple(f"anatomy/{name}" for name in CLASSES)
 FIGURES = (MI, RETRIEVAL, CHANCE, ENTROPY, VALID_RATE, SUCCESS, VARIANCE, *ANATOMY)
 LITTLE = 0.5  # nats
-HALF, HELD, VALID = 0.5, 0.8, 0.8
-LAST = 2  # number of last values averaged for a figure's end
+HALF, HELD, VALID = 0.5, 0.8, 0.8  # fractions in the rules above
+LAST = 2  # number of last values averaged for the end
 
 
 def ends(rows: Rows, name: str) -> tuple[float, float]:
-    """(start, end) of a figure; NaN where it has not been measured."""
+    """Return (start, end) of a metric; NaN if it was not measured."""
     _, values = curve(rows, name)
     if not len(values):
         return float("nan"), float("nan")
@@ -39,15 +40,15 @@ def ends(rows: Rows, name: str) -> tuple[float, float]:
 
 
 def fate(rows: Rows) -> str:
-    """Return the outcome of a run's reasoning, by the rule above."""
+    """Return the outcome of a run's reasoning, by the rules above."""
     (mi, mi_end), (entropy, entropy_end) = ends(rows, MI), ends(rows, ENTROPY)
     if ends(rows, VALID_RATE)[1] < VALID:
-        return "form lost"
+        return "invalid replies"
     if mi < LITTLE:
-        return "little to lose"
+        return "little information"
     if mi_end >= HALF * mi:
         return "kept"
-    return "into templates" if entropy_end >= HELD * entropy else "with its words"
+    return "template collapse" if entropy_end >= HELD * entropy else "low-entropy collapse"
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
@@ -60,46 +61,46 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     tasks, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
-        f"{len(tasks)} tasks, {len(runs)} runs of {steps} steps without filter, seeds: "
-        f"{', '.join(map(str, seeds))}; each task's agent has imitated its answers for equally "
-        "many updates. Written by that command.",
+        f"{len(tasks)} tasks, {len(runs)} runs of {steps} steps without filter, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. The warm start of "
+        "each task has the same number of updates. Outcomes:",
         "",
     ]
     for treatment in treatments:
         found = Counter(fate(rows) for (_, name, _), rows in runs.items() if name == treatment)
         lines.append(
-            f"- {treatment}: " + ", ".join(f"{n} {word}" for word, n in found.most_common())
+            f"- {treatment}: " + ", ".join(f"{word} {n}" for word, n in found.most_common())
         )
     lines += ["", f"![information and entropy of every task]({picture})", ""]
     for treatment in treatments:
         lines += [
             f"## With {treatment}",
             "",
-            "| task | reasoning | mi_seq, nats | H(Z\\|X), nats a token | retrieval (chance) | "
+            "| task | reasoning | mi_seq, nats | H(Z\\|X), nats per token | retrieval (chance) | "
             "valid | success | reward variance | groups mixed / solved / failed / tied |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         lines += [_line(task, rows) for (task, name, _), rows in runs.items() if name == treatment]
         lines.append("")
     lines += [
-        "From the first value of a run to its end (mean of the last two): "
-        "information, entropy and retrieval of the probe's replies; success on "
-        f"{experiment.always['eval.episodes']} held-out questions; of the groups played in "
-        "training, the mean variance of their rewards and their kinds "
-        "([docs/diagnostics.md](../diagnostics.md)).",
+        "`a -> b`: first value of a run and its end (mean of the last two values). Information, "
+        "entropy, retrieval and validity are those of the probe's replies; success is on "
+        f"{experiment.always['eval.episodes']} held-out questions; reward variance and the kinds "
+        "of groups ([docs/diagnostics.md](../diagnostics.md)) are those of the groups in training.",
         "",
-        f"The rule, fixed before the runs: little to lose, below {LITTLE:g} nats at the start; "
-        "kept, at least half of it at the end; else lost, into templates where H(Z|X) is still at "
-        f"least {HELD:.0%} of what it was, with its words where that fell, too; form lost, where "
-        f"fewer than {VALID:.0%} of the replies are valid at the end. (ceiling): at the end at "
-        f"least {AT:.0%} of log N, N the probe's questions; that information was kept there means "
-        "that every question is still named, and a loss that leaves that so cannot be seen.",
+        "The rules, fixed before the runs; the first that applies counts. *Invalid replies*: fewer "
+        f"than {100 * VALID:.0f} % of the replies are valid at the end. *Little information*: "
+        f"`mi_seq` is below {LITTLE:g} nats at the start. *Kept*: at least half of it is left at "
+        f"the end. *Template collapse*: H(Z|X) is at least {100 * HELD:.0f} % of its first value "
+        "at the end. *Low-entropy collapse*: otherwise. (ceiling): at the end, `mi_seq` is at "
+        f"least {100 * AT:.0f} % of log N, where N is the number of questions in the probe. There, "
+        "every reasoning still identifies its question, and `mi_seq` cannot show smaller losses.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _line(task: str, rows: Rows) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
 
     def change(name, digits=2):
         start, end = ends(rows, name)
@@ -118,7 +119,7 @@ def _line(task: str, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw a line per run, from its information and entropy at the start to those at the end."""
+    """Draw an arrow per run, from its information and entropy at the start to those at the end."""
     import matplotlib.pyplot as plt
 
     tasks, treatments, _ = factors(runs)

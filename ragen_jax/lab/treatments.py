@@ -2,14 +2,14 @@
 
 These rules were fixed before the runs. For a run, over its probes and evaluations:
 
-    kept      mean of mi_seq over its first value: 1 where nothing is lost
-    half      the step at which mi_seq has lost half of its highest before, on a straight line
-              between probes; a run that never does counts as lasting to its end and longer
-    success   the last evaluation, and the mean of all
+    kept      mean of mi_seq divided by its first value: 1 if nothing is lost
+    half      step at which mi_seq falls below half of its running maximum, interpolated linearly
+              between probes; infinite if it never does
+    success   the last evaluation, and the mean of all evaluations
 
-Each is compared with no filter by seed (95 % interval, Student's t, over the seeds). A treatment
-*helps* where the interval of the difference in `kept` is above 0, and *at no price* where that of
-the mean success is not below -PRICE.
+Each is compared with no filter, paired by seed (95 % interval over seeds, Student's t). A treatment
+*helps* if the interval of the difference in `kept` is above 0. It helps *at no cost* if the
+interval of the difference in mean success does not extend below -PRICE.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from ragen_jax.lab.statistics import ERROR, holm, p_value
 from ragen_jax.storage.writers import save_figure
 
 PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
-NOT_TESTABLE = "not testable (the same runs)"
+NOT_TESTABLE = f"not testable ({SAME})"
 PRICE = 0.05  # largest accepted decrease in mean success
 KEPT_GROUPS = "filter/kept_ratio"
 FIGURES = (*organism.FIGURES, KEPT_GROUPS, "rollout/replies")
@@ -58,7 +58,8 @@ PAPER = {
 }
 
 
-# Filters that top-p 0.9 by reward variance beats there, in success and, where reported, in MI.
+# Filters that are worse than top-p 0.9 by reward variance in table 9 -> whether the paper reports
+# MI for the filter as well as success.
 WORSE_THERE = {
     "top-p 1.0": True,
     "top-p 0.9 by sum": False,
@@ -69,36 +70,36 @@ WORSE_THERE = {
 
 
 def kept_figure(rows: Rows) -> float:
-    """Mean of mi_seq over its first value."""
+    """Return the mean of mi_seq divided by its first value."""
     _, values = curve(rows, MI)
     return float(values.mean() / values[0])
 
 
 def half(rows: Rows) -> float:
-    """The step at which half of mi_seq is lost; infinite if it is not."""
+    """Return the step at which half of mi_seq is lost; infinite if it is not."""
     step = organism.information_lost(rows)
     return np.inf if step is None else step
 
 
 def last(rows: Rows, name: str) -> float:
-    """A figure's last value."""
+    """Return the last value of a metric."""
     return float(curve(rows, name)[1][-1])
 
 
 def last_success(rows: Rows) -> float:
-    """The last evaluation."""
+    """Return the success of the last evaluation."""
     return last(rows, SUCCESS)
 
 
 def success(rows: Rows) -> float:
-    """The mean of all evaluations."""
+    """Return the mean success of all evaluations."""
     return float(curve(rows, SUCCESS)[1].mean())
 
 
 def difference(
     runs: Runs, measure: Callable[[Rows], float], treatment: str, reference: str
 ) -> tuple[float, float]:
-    """(mean, 95 % half-width) of measure(rows) with a treatment minus with another, by seed."""
+    """Return (mean, 95 % half-width) of the difference of measure(rows) between two treatments."""
     ((setting,), _, seeds) = factors(runs)
     return interval(
         [
@@ -109,18 +110,18 @@ def difference(
 
 
 def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
-    """ "at no price", "at a price", "no" or "worse", by the rule above."""
+    """Return "at no cost", "at a cost", "no" or "worse", by the rule above."""
     gain, half_width = difference(runs, kept_figure, treatment, reference)
     if abs(gain) <= half_width:
         return "no"
     if gain < 0:
         return "worse"
     change, half_width = difference(runs, success, treatment, reference)
-    return "at no price" if change - half_width >= -PRICE else "at a price"
+    return "at no cost" if change - half_width >= -PRICE else "at a cost"
 
 
 def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]) -> str:
-    """A difference with its interval, or that the treatment changed nothing."""
+    """Return a difference with its interval as text, or SAME for identical runs."""
     if is_unchanged(runs, treatment, reference):
         return SAME
     return "{:+.2f} ± {:.2f}".format(*found)
@@ -150,15 +151,15 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             measures["information kept"] = kept_figure
         for what, measure in measures.items():
             mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
-            claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
-            figures = f"{mean:+.2f} ± {half_width:.2f}"
+            claim = f"{what} is higher with `{BEST_OF_PAPER}` than with `{name}`"
+            figures = f"{mean:+.2f} ± {half_width:.2f} (95 % CI)"
             word, p = judged(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
             arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (BEST_OF_PAPER, name)]
             alike = judged_already.setdefault((what, _class_of(runs, name)), name)
             if is_unchanged(runs, BEST_OF_PAPER, name):
                 word, p, figures = NOT_TESTABLE, None, f"{name} changed nothing"
             elif alike != name:
-                word, p, figures = NOT_TESTABLE, None, f"counted once, with {alike}"
+                word, p, figures = NOT_TESTABLE, None, f"identical to `{alike}`, counted once"
             elif measure is kept_figure and ceiling.at_ceiling(experiment, MI, arms):
                 word, p = ceiling.CANNOT, None
             found.append(Verdict("table 9", claim, word, figures, p))
@@ -166,13 +167,15 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def _class_of(runs: Runs, name: str) -> str:
-    """The first treatment, in order of appearance, with the same runs as a treatment."""
+    """Return the first treatment, in order of appearance, with runs identical to a treatment's."""
     return next(x for x in factors(runs)[1] if x == name or is_unchanged(runs, name, x))
 
 
 def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
-    """{treatment: p-value of its difference to no filter in `kept`, by Holm over the page}; of
-    treatments with identical runs the first alone."""
+    """Return {treatment: p-value of its difference to no filter in `kept`, with Holm's correction}.
+
+    Treatments with identical runs count once, under the name of the first.
+    """
     df = len(factors(runs)[2]) - 1
     names = [x for x in outcome if outcome[x] != SAME and _class_of(runs, x) == x]
     p = {i: p_value(*difference(runs, kept_figure, x, PLAIN), df) for i, x in enumerate(names)}
@@ -180,24 +183,30 @@ def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
 
 
 def verdict(runs: Runs, outcome: dict[str, str]) -> str:
-    """Sentences: which treatments helped, and which beat the paper's filter."""
+    """Return lines: which treatments helped, and which kept more than the paper's filter."""
     _, _, seeds = factors(runs)
 
-    def named(kind):
-        return ", ".join(name for name in outcome if outcome[name] == kind) or "none"
+    def listed(names):
+        return ", ".join(f"`{name}`" for name in names) or "none"
 
-    text = (
-        f"Against no filter over {len(seeds)} seeds: kept more information at no price in success: "
-        f"{named('at no price')}; at a price: {named('at a price')}; less: {named('worse')}; no "
-        f"difference seen: {named('no')}."
-    )
+    def named(kind):
+        return listed(name for name in outcome if outcome[name] == kind)
+
+    lines = [
+        f"Compared with no filter over {len(seeds)} seeds, each treatment at 95 %:",
+        "",
+        f"- more information kept, at no cost in success: {named('at no cost')}",
+        f"- more information kept, at a cost in success: {named('at a cost')}",
+        f"- less information kept: {named('worse')}",
+        f"- no significant difference: {named('no')}",
+    ]
     if SAME in outcome.values():
-        text += f" The same runs as with no filter, to the digit: {named(SAME)}."
+        lines.append(f"- runs identical to those with no filter: {named(SAME)}")
     adjusted = corrected(runs, outcome)
     survive = [name for name in outcome if adjusted.get(name, 1.0) < ERROR]
-    text += (
-        f" Each is judged at 95 %; with Holm's correction for the {len(adjusted)} treatments that "
-        f"differ, these still change what is kept: {', '.join(survive) or 'none'}."
+    lines.append(
+        f"- still significant with Holm's correction for {len(adjusted)} treatments with different "
+        f"runs: {listed(survive)}"
     )
     if BEST_OF_PAPER in outcome:
         better = [
@@ -205,8 +214,8 @@ def verdict(runs: Runs, outcome: dict[str, str]) -> str:
             for name in outcome
             if name != BEST_OF_PAPER and helps(runs, name, BEST_OF_PAPER).startswith("at")
         ]
-        text += f" Kept more than {BEST_OF_PAPER}: {', '.join(better) or 'none'}."
-    return text
+        lines.append(f"- more information kept than with {BEST_OF_PAPER}: {listed(better)}")
+    return "\n".join(lines)
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
@@ -215,8 +224,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     steps = max(rows[-1]["step"] for rows in runs.values())
     outcome = outcomes(runs)
     lines = [
-        f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))}; {setting}; "
-        "treatments are those of configs/experiments. Written by that command.",
+        f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))}, setting "
+        f"{setting}. The treatments are in configs/experiments.",
         "",
         verdict(runs, outcome),
         "",
@@ -224,13 +233,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         "## Every treatment",
         "",
-        "Means over seeds; differences to no filter by seed with 95 % intervals (Student's t). "
-        "Half: median step at which half of `mi_seq` was lost. Last values: H(Z\\|X), grounded, "
-        "neither style, valid, success.",
+        "Means over seeds. Differences are in information kept, paired by seed; ± is the 95 % CI "
+        "(Student's t). Half lost: median step at which half of `mi_seq` was lost. H(Z\\|X), "
+        "grounded, neither style, valid and success are last values.",
         "",
-        "| treatment | updates | groups kept | kept | to no filter | to top-p 0.9 | half | "
-        "H(Z\\|X) | grounded | neither style | valid | success | mean success, to no filter | "
-        "helps | p (Holm) |",
+        "| treatment | updates | groups kept | information kept | difference to no filter | "
+        "difference to top-p 0.9 | half lost at step | H(Z\\|X) | grounded | neither style | valid "
+        "| success | mean success, difference to no filter | helps | p (Holm) |",
         "|" + " --- |" * 15,
     ]
 
@@ -264,11 +273,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",
-        "The rule, fixed before the runs: *kept* is the mean of `mi_seq` over all probes, over the "
-        "first one. A treatment helps where the interval of its difference in kept is above 0, at "
-        f"no price where that of the mean success is not below -{PRICE:g}. Each comparison is made "
-        "at 95 %: of twenty treatments that change nothing, one would seem to. The last column "
-        "corrects the p-values of the difference in kept for all treatments of the page (Holm).",
+        "The rule, fixed before the runs: *information kept* is the mean of `mi_seq` over all "
+        "probes, divided by its first value. A treatment helps if the interval of its difference "
+        "in information kept is above 0. It helps at no cost if the interval of its difference in "
+        f"mean success does not extend below -{PRICE:g}. Each comparison is at 95 %, so about one "
+        "of twenty treatments without any effect would seem to have one. The last column is the "
+        "p-value of the difference in information kept, corrected for all treatments of the page "
+        "(Holm).",
     ]
     if set(WORSE_THERE).intersection(treatments):
         lines += _table_9(runs)
@@ -276,16 +287,17 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def _table_9(runs: Runs) -> list[str]:
-    """Return lines with the paper's figures of each filter next to those of these runs."""
+    """Return lines with the paper's results for each filter next to those of these runs."""
     ((setting,), treatments, seeds) = factors(runs)
     lines = [
         "",
-        "## Beside the paper's table 9",
+        "## Comparison with the paper's table 9",
         "",
-        "RAGEN-2: Sokoban, Qwen2.5-3B, PPO; MI and entropy as reported there. Here: kept, H(Z\\|X) "
-        "at the end.",
+        "RAGEN-2: Sokoban, Qwen2.5-3B, PPO, with MI and entropy as reported in the paper. Here: "
+        "information kept, and H(Z\\|X) at the end.",
         "",
-        "| filter | success there | here | MI there | kept here | entropy there | H(Z\\|X) here |",
+        "| filter | success, paper | success, here | MI, paper | information kept, here | entropy, "
+        "paper | H(Z\\|X), here |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, there in PAPER.items():
@@ -299,7 +311,7 @@ def _table_9(runs: Runs) -> list[str]:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Draw a point per treatment: information kept against mean success, with the seeds' spread.
+    """Draw a point per treatment and seed: information kept against mean success.
 
     Treatments that change nothing are left out.
     """

@@ -1,9 +1,9 @@
-"""Named causes of trouble, each a rule with its thresholds, and what to do about them.
+"""Named causes of a collapse or of failed learning: rules with thresholds, and the remedies.
 
 A rule reads the steps of an environment and returns the step since which it holds, or None. The
-alarm (diagnostics/regimes.py) decides which figures left their levels: a `sign` is one of its
-kinds, fallen or risen beyond its interval. If several rules hold, the earliest is reported. The
-cures are quoted from docs/diagnostics.md.
+alarm (diagnostics/regimes.py) decides which metrics left their levels: a kind of metric is a `sign`
+while it is outside its interval. If several rules hold, the earliest is reported. The remedies are
+quoted from docs/diagnostics.md.
 """
 
 import dataclasses
@@ -17,16 +17,16 @@ from ragen_jax.core.types import Metrics
 from ragen_jax.report.episodes import Truncation
 
 CUT = 0.1  # fraction of truncated replies above which truncation is the cause
-# Used where no episode is saved: mean reply length as a fraction of rollout.max_new_tokens, while
+# Used if no episode is saved: mean reply length as a fraction of rollout.max_new_tokens, while
 # at least CUT of the reasonings are not closed. Length alone is no evidence: all replies may have
 # the maximum length.
 NEAR = 0.9
 EXPLAINED = 0.5  # fraction of invalid replies that are truncated, above which format is no cause
 ZERO = 0.5  # fraction of groups without variance, mean over STEPS
-STEPS = 5  # window of a running mean, in steps that have the figure
+STEPS = 5  # window of a running mean, in steps that have the metric
 FLOAT32_GAP = 1e-3  # rollout/logp_gap above which there is a mismatch, in float32
 GAP_RISE = 10  # the threshold in other dtypes, as a multiple of the median of the first STEPS
-IN_A_ROW = 3  # consecutive steps of it
+IN_A_ROW = 3  # number of consecutive steps above the threshold
 INFORMATION = frozenset(("mi", "mi_sign"))
 VALIDITY = frozenset(("valid_think", "valid_action"))
 
@@ -50,15 +50,15 @@ class Cause:
 
     name: str
     rule: str  # in words, thresholds included
-    cure: str  # quoted from docs/diagnostics.md
+    cure: str  # remedy, quoted from docs/diagnostics.md
     section: str  # section of docs/diagnostics.md
-    # (steps, the run's config) -> (first step at which it holds, figures in words); None: it does
+    # (steps, the run's config) -> (first step at which it holds, evidence in words); None: it does
     # not hold
     find: Callable[[Sequence[Evidence], dict[str, Any]], tuple[int, str] | None]
 
 
 def find_causes(steps: Sequence[Evidence], config: dict[str, Any]) -> list[tuple[Cause, int, str]]:
-    """Return (cause, first step, figures in words) of all causes that hold, earliest first."""
+    """Return (cause, first step, evidence in words) for all causes that hold, earliest first."""
     found = [(cause, at) for cause in CAUSES for at in [cause.find(steps, config)] if at]
     return sorted(((cause, *at) for cause, at in found), key=lambda each: each[1])
 
@@ -125,10 +125,11 @@ def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, st
 def _information_lost(
     steps: Sequence[Evidence], config: dict[str, Any], *, low: bool
 ) -> tuple[int, str] | None:
-    """Return the step since which information is a sign.
+    """Return the first step at which information is a sign, with the evidence in words.
 
-    `low`: entropy must be below `regimes.low` of its level. Otherwise it must not be, and replies
-    must be valid.
+    Args:
+      low: whether entropy must be below `regimes.low` of its level; if false, it must not be below,
+        and validity must not be a sign.
     """
     bound = config["regimes"]["low"]
     for e in steps:

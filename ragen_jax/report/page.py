@@ -25,7 +25,7 @@ from ragen_jax.storage.links import refuse_links
 
 EPISODE_BYTES = 1_100_000  # budget for the episodes of all runs
 MATRIX_BYTES = 300_000
-FIGURE_BYTES = 1_200_000  # above this size, the page has only the figures of the charts
+FIGURE_BYTES = 1_200_000  # above this size, the page has only the metrics of the charts
 ASSETS = resources.files("ragen_jax.report") / "assets"
 
 
@@ -123,7 +123,7 @@ def page(found: Sequence[Contents]) -> str:
 def _curves(
     runs: Sequence[RunRecord], together: list[list[int]], verdicts: list[list[Verdict]]
 ) -> dict[str, Any]:
-    """Return steps, each run's figures, bands and marks, and means of runs that differ in seed."""
+    """Return steps, each run's metrics, bands and marks, and means of runs that differ in seed."""
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})
     figures = [timelines.columns(run.rows, steps) for run in runs]
     if sum(len(json.dumps(columns)) for columns in figures) > FIGURE_BYTES:
@@ -153,7 +153,7 @@ def _curves(
 
 
 def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """Return the figures that CHARTS draw for each environment, and their intervals."""
+    """Return the metrics that CHARTS show for each environment, and their intervals."""
     plain = {name for chart in timelines.CHARTS for name in chart.figures}
     wanted = {timelines.labelled(name, label) for name in plain for label in ("", *labels)}
     return {

@@ -11,20 +11,20 @@ from scipy.special import stdtrit
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.intervals import interval
 
-DIGITS = 7  # significant digits of a figure on the page
+DIGITS = 7  # significant digits of a value on the page
 FIRST = 10  # number of values from which a healthy band is computed
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """Figures that share an axis of a page."""
+    """Metrics that share an axis of a page."""
 
     title: str
     words: str  # what the reader should look for
     figures: tuple[str, ...]
-    band: str = ""  # the figure whose healthy band is shown
-    names: tuple[str, ...] = ()  # short names of the figures; (): their full names
-    overlay: tuple[str, ...] = ()  # figures shown for several runs; (): the first two
+    band: str = ""  # metric whose healthy band is shown
+    names: tuple[str, ...] = ()  # short names of the metrics; (): their full names
+    overlay: tuple[str, ...] = ()  # metrics shown for several runs; (): the first two
     logarithmic: bool = False  # a logarithmic axis, without intervals, which may be below 0
     share: bool = False  # values and intervals are in [0, 1]
 
@@ -153,12 +153,12 @@ CHARTS = (
 
 
 def cut(value: float) -> float:
-    """Round a figure to DIGITS digits."""
+    """Round a value to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def columns(rows: Sequence[Metrics], steps: Sequence[int]) -> dict[str, list[float | None]]:
-    """Return {figure: its value at each of `steps`, or None}."""
+    """Return {metric: its value at each of `steps`, or None}."""
     at = {int(row["step"]): row for row in rows}
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     return {
@@ -182,14 +182,14 @@ def healthy_band(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def labelled(figure: str, label: str) -> str:
-    """Return the name of an environment's figure a/b: a/label/b, or a/b if it is the only one."""
+    """Return the name of an environment's metric a/b: a/label/b, or a/b if it is the only one."""
     return figure.replace("/", f"/{label}/", 1) if label else figure
 
 
 def bands(
     figures: Mapping[str, Sequence[float | None]], labels: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """Return {figure: healthy band} for CHARTS with a band, overall and per environment."""
+    """Return {metric: healthy band} for CHARTS with a band, overall and per environment."""
     found = {}
     for label in dict.fromkeys(("", *labels)):
         for chart in CHARTS:
@@ -201,9 +201,9 @@ def bands(
 
 
 def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, Any]:
-    """Return {figure: [mean over runs]} and, under the name with _ci95, Student's t half-widths.
+    """Return {metric: [mean over runs]} and, under the name with _ci95, Student's t half-widths.
 
-    Only steps at which all runs have the figure count: otherwise the mean would jump when a run
+    Only steps at which all runs have the metric count: otherwise the mean would jump when a run
     ends.
 
     Args:

@@ -1,7 +1,7 @@
-"""What happened in a run: the gain, the alarm, the figure that moved first, and the named cause.
+"""What happened in a run: the gain, the alarm, the metric that moved first, and the named cause.
 
-The alarm's rules are replayed on the rows (diagnostics/regimes.py): a figure has moved when it is a
-sign there, fallen or risen beyond its interval. Spans of steps are (first, last).
+The alarm's rules are replayed on the rows (diagnostics/regimes.py): a metric has moved while it is
+a sign, that is, outside its interval. Spans of steps are (first, last).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import RunRecord
 
 LOST = 0.75  # success below this fraction of its highest value is lost (docs/lab/organism.md)
-WORDS = {  # kind of a sign -> the figure in words
+WORDS = {  # kind of a sign -> its metric in words
     "mi": "information",
     CONFIRMED: "information",
     "valid_think": "valid reasoning",
@@ -40,10 +40,10 @@ WORDS = {  # kind of a sign -> the figure in words
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A figure that left its level."""
+    """A metric that left its level."""
 
-    what: str  # the figure in words
-    key: str  # the figure's name
+    what: str  # the metric in words
+    key: str  # the metric's name
     step: int  # step at which it was a sign
     share: float  # its value there as a fraction of its level
 
@@ -57,9 +57,9 @@ class Gain:
     """Gain in held-out success: the last three evaluations minus the first, paired by problem."""
 
     first: float
-    last: float  # mean of the last three
+    last: float  # mean of the last three evaluations
     change: float
-    half_width: float  # of the 95 % interval
+    half_width: float  # half-width of the 95 % interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Verdict:
     information: Information | None  # None: no step has any
     alarm: list[tuple[int, int]]  # spans in which it was on
     on: int  # number of steps at which it was on
-    seen: int  # number of steps that have figures
-    unwatched: bool  # information was measured without the figure that the alarm reads
+    seen: int  # number of steps with metrics
+    unwatched: bool  # information was measured without the metric that the alarm reads
     stop: dict[str, Any] | None  # the event that ended the run
     lost: int | None  # the evaluation at which success was lost
     moves: list[Move]  # in the order of their steps
-    causes: list[tuple[Cause, int, str]]  # (cause, first step, figures in words), earliest first
+    causes: list[tuple[Cause, int, str]]  # (cause, first step, evidence in words), earliest first
     last_step: int
     steps: int  # requested number of steps
 
@@ -190,7 +190,7 @@ def _moves(
         shares = dict(at)
         for step, end in _spans(list(shares), steps):
             if alarm is not None and end < alarm:
-                continue  # the figure had recovered
+                continue  # the metric had recovered
             move = Move(WORDS[figure.kind], figure.keys[0], step, shares[step])
             if move.what not in found or step < found[move.what].step:
                 found[move.what] = move

@@ -55,7 +55,7 @@ SETTINGS = (  # flags that the page shows
     *("trajectory_samples", "seed", "dtype"),
 )
 NAMED = 5  # largest number of broken rows that are listed individually
-# Columns of a timeline: figure, short name, format.
+# Columns of a timeline: metric, short name, format.
 COLUMNS = (
     ("collapse/first_turn/own_margin", "own margin", "{:.2f}"),
     ("collapse/first_turn/mi_seq", "MI", "{:.2f}"),
@@ -151,7 +151,7 @@ def report_lines(
 
 
 def figure_lines(metrics: Metrics) -> Iterable[str]:
-    """Return a line for each figure, with its interval."""
+    """Return a line for each metric, with its interval."""
     for name, value in metrics.items():
         if not name.endswith("_ci95"):
             half = metrics.get(f"{name}_ci95")
@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> None:
 def write(
     path: Path, steps: Sequence[ScoredStep], rows: Sequence[Metrics], read: Read, encoder: Encoder
 ) -> None:
-    """Write all figures and their sources as a JSON object."""
+    """Write all metrics and their sources as a JSON object."""
     days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
     shown: dict[str, Any] = {
         "model": MODEL.value,

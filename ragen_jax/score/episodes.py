@@ -59,7 +59,7 @@ def make_steps(
     """Return the steps of rows, in order.
 
     Rows of a group have the same `Row.group`, if given, and the same first prompt, since first-turn
-    figures compare prompts. A group's reasonings are scored after the text that most of its members
+    metrics compare prompts. A group's reasonings are scored after the text that most of its members
     have up to their reasoning.
 
     Args:

@@ -1,4 +1,4 @@
-"""The figures of each step, with the names of a run's metrics.jsonl, and the alarm."""
+"""The metrics of each step, with the names of a run's metrics.jsonl, and the alarm."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ def step_metrics(
     sampling: ScoringSettings,
     keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
-    """Return the collapse/, flow/, anatomy/, action/ and rollout/ figures that the rows allow.
+    """Return the collapse/, flow/, anatomy/, action/ and rollout/ metrics that the rows allow.
 
     The trajectory scope needs an episode of several turns, flow needs answers, and anatomy needs
     groups whose rows all have a reward; without success/, anatomy has only `mixed`. `keep` is
@@ -89,7 +89,7 @@ def of_sizes(
 ) -> Metrics:
     """Return measure(episodes, reward_GK) for groups of different sizes.
 
-    Groups of equal size are measured together. Counts (names in _count) are summed, other figures
+    Groups of equal size are measured together. Counts (names in _count) are summed, other metrics
     are averaged over groups.
 
     Args:
@@ -114,7 +114,7 @@ def of_sizes(
 def add_alarm(
     rows: Sequence[Metrics], settings: Mapping[str, Any]
 ) -> tuple[list[Metrics], list[tuple[int, Fired]]]:
-    """Return the rows of consecutive steps with regime/* figures, and [(step, alarm event)].
+    """Return the rows of consecutive steps with regime/* metrics, and [(step, alarm event)].
 
     Args:
       settings: the config's regimes section.

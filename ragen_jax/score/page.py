@@ -25,7 +25,7 @@ def contents(
     settings: dict[str, Any],
     config: dict[str, Any],
 ) -> Contents:
-    """Return the page's contents for steps and their figures.
+    """Return the page's contents for steps and their metrics.
 
     Args:
       stored: first-turn scores of the steps that have them.

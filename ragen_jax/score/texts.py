@@ -53,7 +53,7 @@ def mutual_information(
         2024-07-26, the day that Llama 3.2's template writes without a clock.
 
     Returns:
-      The figures of `information_metrics`, their `confidence_intervals` (prompts are the groups)
+      The metrics of `information_metrics`, their `confidence_intervals` (prompts are the groups)
       and `retrieval_p`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""lab/claims.py: every page's verdicts, from the rows beside it."""
+"""lab/claims.py: the verdicts of all pages, from their stored rows."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def test_the_verdicts_of_each_page():
     )
     first, second = gains.verdicts(experiment, gained((0.1, -0.1)))
     assert (first.verdict, second.verdict) == ("reproduced", "reversed")
-    assert first.claim == "top-p higher than no filter in `eval/success`, a"
+    assert first.claim == "`eval/success` is higher with `top-p` than with `no filter` (a)"
 
 
 def test_the_page_says_what_was_run_and_what_not(tmp_path):

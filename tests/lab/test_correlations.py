@@ -89,7 +89,7 @@ def test_the_page(tmp_path):
         EXPERIMENTS["cures"].seeds,
     )  # whose runs they are
     text = write_page("figures", tmp_path / "figures.md", "run figures", experiment, world())
-    assert "The 36 runs of experiment cures: 12 treatments" in text
+    assert "The runs are the 36 runs of experiment cures: 12 treatments" in text
     assert f"| `{MI_ZSCORE}` | +0.39 | +0." in text and "**reproduced**" in text
     assert f"| `{MI_SEQ}` | +0.22 | -1.00" in text and "**reversed**" in text
     assert (tmp_path / "figures.png").stat().st_size > 5000

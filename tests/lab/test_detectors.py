@@ -153,7 +153,7 @@ def test_a_detector_of_noise_is_marked_as_such(kind):
     real = judge(runs, MI)
     assert detectors.beyond(real, control) == "yes"
     turned = {k: [r | ({MI: 9 - r[MI]} if MI in r else {}) for r in v] for k, v in runs.items()}
-    assert detectors.beyond(judge(turned, MI), control) == "yes, the other way"
+    assert detectors.beyond(judge(turned, MI), control) == "yes, in the other direction"
 
 
 def test_the_control_counts_by_hand():
@@ -223,7 +223,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     assert "| `probe/mi_seq` | fall | 1.00 (0.78 to 1.00) | " in text
     assert "3 of 3 ~ | +0 ~ | +37 ~ | yes |" in text
     assert "| `regime/alarm` | | | 2 of 3 runs | 3 of 3 | +4 | | |" in text
-    assert "3 of 3 runs with the entropy bonus fell below half" in text
+    assert "With the entropy bonus, 3 of 3 runs fell below half" in text
     assert text.index("`probe/mi_seq`") < text.index("`update/entropy`")
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
     write_runs(

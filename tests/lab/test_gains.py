@@ -84,7 +84,7 @@ def test_the_page(tmp_path):
     assert "| a | none | 80 |  | 0.4" in text and "| b | top-p | 80 | -0.1" in text
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
     # Of the figures those that a run has.
-    assert "| success | mi_seq | CPU s a step |" in text and "| 0.9 |" in text
+    assert "| success | mi_seq | CPU s per step |" in text and "| 0.9 |" in text
     older = world((0.1, -0.1))
     for rows in older.values():
         for row in rows:
@@ -148,5 +148,5 @@ def test_spread_of_reward_variance_against_gain():
     few = {key: rows for key, rows in runs.items() if key[0] < "s5"}
     assert gains.predictor(few).verdict == "too few settings" and gains.predictor(few).p is None
     text = gains.markdown(dataclasses.replace(EXPERIMENT, claims=()), few, "g.png")
-    assert "**too few settings**. Fewer than 6 settings cannot tell" in text
+    assert "**too few settings**. Fewer than 6 settings cannot decide" in text
     assert gains.predictor({key: rows for key, rows in runs.items() if key[0] < "s2"}) is None

@@ -43,13 +43,14 @@ def test_classes_by_hand():
     assert not is_unchanged(RUNS, "a", "a")
     assert unchanged(RUNS, "c", "a") == (1, 2)
     assert describe(RUNS) == (
-        "Identical to the digit, and counted once: a and b with seed 0; a, b and c with seed 1."
+        "These arms have identical runs, which count once: "
+        "`a` and `b` (seed 0); `a`, `b` and `c` (seed 1)."
     )
     assert describe(distinct(RUNS)) == ""
     whole = {key: value for key, value in RUNS.items() if key[1] != "c"}
-    assert describe(whole) == "Identical to the digit, and counted once: a and b."
+    assert describe(whole) == "These arms have identical runs, which count once: `a` and `b`."
     two = RUNS | {("r", "c", 0): rows(0.2)}
-    assert "c (s) and c (r) with seed 0" in describe(two)
+    assert "`c` (s) and `c` (r) (seed 0)" in describe(two)
 
 
 def test_a_correlation_counts_identical_runs_once():
@@ -62,7 +63,7 @@ def test_a_correlation_counts_identical_runs_once():
     experiment = EXPERIMENTS["figures"]
     assert correlations.verdicts(experiment, copies) == correlations.verdicts(experiment, runs)
     text = correlations.markdown(experiment, copies, "x.png")
-    assert "36 runs of 12 treatments differ, and count" in text
+    assert "Without copies of identical runs, 36 runs of 12 treatments remain" in text
 
 
 def test_an_area_counts_identical_runs_once():
@@ -84,10 +85,10 @@ def test_a_claim_on_a_treatment_that_changed_nothing_is_not_testable():
         claims=(Claim("", "top-p", settings=("a",)), Claim("", "top-p", sign=0, settings=("a",))),
     )
     found = gains.verdicts(experiment, idle)
-    assert [v.verdict for v in found] == ["not testable (the same runs)"] * 2
+    assert [v.verdict for v in found] == ["not testable (identical runs)"] * 2
     assert [v.p for v in found] == [None, None]
     text = gains.markdown(experiment, idle, "x.png")
-    assert "| a | top-p | 80 | the same runs |" in text and "| b | top-p | 80 | +0.1" in text
+    assert "| a | top-p | 80 | identical runs |" in text and "| b | top-p | 80 | +0.1" in text
 
 
 def test_cures_count_a_filter_that_changed_nothing_once():
@@ -100,14 +101,14 @@ def test_cures_count_a_filter_that_changed_nothing_once():
     once = [v for claim, v in found.items() if "top-p 1.0" in claim]
     again = [v for claim, v in found.items() if "smallest" in claim]
     assert len(once) == len(again) == 2 and all(v.p is not None for v in once)
-    assert {v.verdict for v in again} == {"not testable (the same runs)"}
-    assert {v.figures for v in again} == {"counted once, with top-p 1.0"}
+    assert {v.verdict for v in again} == {"not testable (identical runs)"}
+    assert {v.figures for v in again} == {"identical to `top-p 1.0`, counted once"}
     idle = runs | {("s", "top-p 1.0", n): list(runs["s", "top-p 0.9", n]) for n in range(3)}
     found = cures.verdicts(EXPERIMENTS["cures"], idle)
     assert found[0].figures == "top-p 1.0 changed nothing" and found[0].p is None
     text = cures.markdown(EXPERIMENTS["cures"], runs, "x.png")
-    assert "| the same runs |" in text
-    assert "correction for the 4 treatments that differ" in text
+    assert "| identical runs |" in text
+    assert "correction for 4 treatments with different runs" in text
 
 
 def test_other_pages_say_that_a_treatment_changed_nothing(tmp_path):
@@ -118,9 +119,9 @@ def test_other_pages_say_that_a_treatment_changed_nothing(tmp_path):
     for seed in range(5):
         runs["s", mechanism.UPPER, seed] = runs["s", mechanism.LOWER, seed]
     found = mechanism.verdicts(EXPERIMENTS["mechanism"], runs)
-    assert found[1].verdict == "not testable (the same runs)" and found[1].p is None
+    assert found[1].verdict == "not testable (identical runs)" and found[1].p is None
     same = {("a", f, s): of_seed(COLLAPSED, s) for f in ("f", "none") for s in range(3)}
-    assert "| a | the same runs |" in collapse.markdown(EXPERIMENTS["collapse"], same, "x.png")
+    assert "| a | identical runs |" in collapse.markdown(EXPERIMENTS["collapse"], same, "x.png")
     pytest.importorskip("matplotlib")
     text = write_page("collapse", tmp_path / "c.md", "", EXPERIMENTS["collapse"], same)
-    assert "Identical to the digit, and counted once: f and none." in text
+    assert "These arms have identical runs, which count once: `f` and `none`." in text

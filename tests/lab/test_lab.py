@@ -109,16 +109,16 @@ def test_verdicts_by_hand():
     assert "Not testable" in collapse.filter_verdict(fine)
     bad = fine | {("a", "none", s): of_seed(COLLAPSED, s) for s in range(6)}
     text = collapse.order_verdict(bad)
-    assert text.startswith("**Reproduced.** 6 of 12 runs lost half of their success. In 6 of them ")
-    assert "in 0 `mi_seq` had; in 6 of the former entropy" in text
+    assert text.startswith("**Reproduced.** 6 of 12 runs lost half of their success. ")
+    assert "`mi_released` had lost half in 6 of them and `mi_seq` in 0. In 6 of the runs" in text
     five = {key: value for key, value in bad.items() if key[2] < 5}
     assert collapse.order_verdict(five).startswith("**Undecided.**")  # five cannot tell
     # At step 18.3 a sixth of the 0.06 of step 10 was left.
-    assert "`mi_released` stood at 0.07 to 0.07 (median 0.07) of its highest" in text
-    assert "`mi_seq` at 1.00 to 1.00 (median 1.00)" in text
+    assert "`mi_released` was 0.07 to 0.07 (median 0.07) times its highest" in text
+    assert "`mi_seq` 1.00 to 1.00 (median 1.00)" in text
     text = collapse.filter_verdict(bad)
     assert text.startswith("**Reproduced.** 6 runs with none")
-    assert "on average: 0.20 with none, 0.60 with filter." in text
+    assert "these pairs is 0.20 with none and 0.60 with filter." in text
     both = bad | {("a", "filter", 0): of_seed(COLLAPSED, 0, "filter")}
     assert collapse.filter_verdict(both).startswith("**Undecided.**")
     # Success was lost, but not MI.
@@ -134,12 +134,14 @@ def test_verdicts_by_hand():
     assert collapse.order_count(bad | {("a", "filter", 0): other}) == (5, 0, 1)
     # MI went behind success (which passed half at step 6.7; MI does at 8.3).
     late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
-    assert "In 0 of them `mi_released`" in collapse.order_verdict(late)
+    assert "`mi_released` had lost half in 0 of them" in collapse.order_verdict(late)
     # Entropy had tripled by then.
     wild = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
     for row in wild[6:]:
         row[ENTROPY] = 1.0
-    assert "0 of the former entropy" in collapse.order_verdict({("a", "none", 0): wild})
+    assert "In 0 of the runs in which `mi_released` fell first" in collapse.order_verdict(
+        {("a", "none", 0): wild}
+    )
 
 
 def test_the_words_of_the_claims():
@@ -168,8 +170,8 @@ def test_the_alarm_is_judged_by_when_it_came():
     }
     assert curves.alarm_step(runs["a", "none", 0]) == 18
     assert collapse.alarm_verdict(runs) == (
-        "Of the 3 runs that lost half of their success it came before in 1, later in 1, never in "
-        "1. Of the other 2 it came in 1."
+        "In the 3 runs that lost half of their success, the alarm came before the loss in 1, later "
+        "in 1, and never in 1. It also came in 1 of the other 2 runs."
     )
 
 
@@ -178,7 +180,7 @@ def test_a_report_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "docs/collapse.md"
     text = write_page("collapse", path, "run collapse", EXPERIMENTS["collapse"], runs)
-    assert f"{len(runs)} runs of about 1.8 minutes, each on one core." in text
+    assert "the runs, each about 1.8 minutes on one core" in text
     assert path.read_text() == text
     assert (
         EXPERIMENTS["collapse"].question in text
@@ -428,9 +430,9 @@ def test_the_page_of_the_organism(tmp_path):
     path = tmp_path / "lab/organism.md"
     text = write_page("organism", path, "run organism", EXPERIMENTS["organism"], runs)
     assert (
-        "With no filter, 2 of 2 runs lost half of their information (steps 14, 14), 2 of them into "
-        "templates by the rule below; 0 lost a quarter of their success. With top-p, 0 of 2 runs "
-        "lost half of their information, 0 of them into templates"
+        "With no filter, 2 of 2 runs lost half of their information (at steps 14, 14); 2 of them "
+        "are template collapses by the rule below. Success fell by a quarter in 0 runs. With "
+        "top-p, 0 of 2 runs lost half of their information; 0 of them are template collapses"
     ) in text
     assert "| top-p | 0 | 240 | 2.00 -> 2.00 | 0.60 -> 0.74 |" in text
     assert "| no filter | 1 | 240 | 2.00 -> 0.50 |" in text
@@ -453,8 +455,8 @@ def test_the_page_of_the_organism(tmp_path):
     even = {key: of_seed(TEMPLATES, key[2], key[1]) for key in six}
     assert judged(even) == ["reproduced", "undecided", "undecided"]
     idle = {key: of_seed(TEMPLATES, key[2]) for key in six}
-    assert judged(idle) == ["reproduced", *["not testable (the same runs)"] * 2]
-    assert "| top-p | 100% | the same runs |" in organism.markdown(
+    assert judged(idle) == ["reproduced", *["not testable (identical runs)"] * 2]
+    assert "| top-p | 100% | identical runs |" in organism.markdown(
         EXPERIMENTS["organism"], idle, "x.png"
     )
     well = {key: of_seed(kept, key[2], key[1]) for key in six}

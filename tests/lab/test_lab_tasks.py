@@ -34,11 +34,11 @@ def run(mi, entropy=(1.0, 1.0), valid=(1.0, 1.0)):
     ("rows", "word"),
     [
         (run((2.0, 1.5)), "kept"),
-        (run((2.0, 0.9)), "into templates"),
-        (run((2.0, 0.9), entropy=(1.0, 0.7)), "with its words"),
-        (run((2.0, 0.9), entropy=(1.0, 3.0), valid=(1.0, 0.7)), "form lost"),
-        (run((0.4, 0.0)), "little to lose"),
-        (run((0.4, 0.0), valid=(0.7, 0.7)), "form lost"),
+        (run((2.0, 0.9)), "template collapse"),
+        (run((2.0, 0.9), entropy=(1.0, 0.7)), "low-entropy collapse"),
+        (run((2.0, 0.9), entropy=(1.0, 3.0), valid=(1.0, 0.7)), "invalid replies"),
+        (run((0.4, 0.0)), "little information"),
+        (run((0.4, 0.0), valid=(0.7, 0.7)), "invalid replies"),
     ],
 )
 def test_what_becomes_of_a_run(rows, word):
@@ -55,9 +55,9 @@ def test_the_page(tmp_path):
     }
     experiment = EXPERIMENTS["tasks"]
     text = write_page("tasks", tmp_path / "tasks.md", "run tasks", experiment, runs)
-    assert "- bonus 0.05: 2 into templates\n- no bonus: 1 kept, 1 little to lose\n" in text
+    assert "- bonus 0.05: template collapse 2\n- no bonus: kept 1, little information 1\n" in text
     assert (
-        "| `lcm` | into templates | 2.00 -> 0.50 | 1.00 -> 1.00 | 0.90 -> 0.40 (0.03) | "
+        "| `lcm` | template collapse | 2.00 -> 0.50 | 1.00 -> 1.00 | 0.90 -> 0.40 (0.03) | "
         "1.00 -> 1.00 | 0.25 -> 0.38 | 0.100 -> 0.100 | "
         "50% / 0% / 50% / 0% -> 25% / 0% / 75% / 0% |"
     ) in text

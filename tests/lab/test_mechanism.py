@@ -68,12 +68,12 @@ def test_only_what_is_before_the_loss_counts():
     [
         (-0.10, -0.02, (0.9, 0.4), ("as predicted", "as predicted")),
         (-0.02, -0.10, (0.4, 0.9), ("reversed", "reversed")),
-        (-0.05, -0.05, (0.6, 0.6), ("no difference seen", "no difference seen")),
+        (-0.05, -0.05, (0.6, 0.6), ("no significant difference", "no significant difference")),
     ],
 )
 def test_both_predictions(lower, upper, kept, words):
     text = mechanism.verdict(EXPERIMENTS["mechanism"], world(lower, upper, *kept))
-    assert [part.split("**")[0] for part in text.split("(**")[1:]] == list(words)
+    assert text.split("**")[1::2] == list(words)
 
 
 def test_the_page(tmp_path):
@@ -83,7 +83,7 @@ def test_the_page(tmp_path):
         "mechanism", tmp_path / "m.md", "run mechanism", EXPERIMENTS["mechanism"], runs
     )
     lower, upper = (
-        float(x) for x in re.search(r"templates ([\d.]+), .* half ([\d.]+):", text).groups()
+        float(x) for x in re.search(r"templates by ([\d.]+) on .* by ([\d.]+) on", text).groups()
     )
     assert lower == pytest.approx(0.2, abs=0.01) and upper == pytest.approx(0.04, abs=0.01)
     assert "| 3 | 21 | +0.03 ± 0 | -0.0207 ± 0.0021 |" in text
@@ -91,12 +91,15 @@ def test_the_page(tmp_path):
     assert "> 32 | 0.20 | 0.50 |" in row
     # Norms 0.1, 0.2, 0.3, 0.4: 0.2 more on a mean of 0.25; 2, 1.5, 1, 0.5: 1 less on 1.25.
     assert (
-        "| before collapse the norm of the task gradient grows with reward variance | **undec"
+        "| before collapse, the norm of the task gradient grows with reward variance | **undec"
         in text
     )
-    assert "before collapse the norm of the entropy gradient does not | **reproduced**" in text
     assert (
-        "after collapse the norm of the task gradient grows with reward variance | **repro" in text
+        "the norm of the entropy gradient does not grow with reward variance | **reproduced**"
+        in text
+    )
+    assert (
+        "after collapse, the norm of the task gradient grows with reward variance | **repro" in text
     )
     assert "**reversed** | upper minus lower half, over the mean: -0.80 ± 0.00" in text
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
@@ -134,4 +137,5 @@ def test_the_page_uses_the_confidence_of_the_look_at_which_it_ended():
         part = {key: rows for key, rows in runs.items() if key[2] in experiment.seeds[:count]}
         mean, half_width = interval(mechanism.primary(part), confidence=1 - spent)
         of_bonus = mechanism.verdicts(experiment, part)[1]
-        assert of_bonus.figures == f"{mean:+.3f} ± {half_width:.3f}"
+        level = f"{100 * (1 - spent):.3g} % CI"
+        assert of_bonus.figures == f"{mean:+.3f} ± {half_width:.3f} ({level})"

@@ -55,23 +55,23 @@ def test_what_is_measured_by_hand():
     assert cures.last(rows, MI) == 0.4
 
 
-def test_what_helps_and_at_what_price():
+def test_what_helps_and_at_what_cost():
     runs = world()
-    expected = {"keeps": "at no price", "top-p 0.9": "no", "dear": "at a price", "worse": "worse"}
+    expected = {"keeps": "at no cost", "top-p 0.9": "no", "dear": "at a cost", "worse": "worse"}
     assert {name: cures.helps(runs, name) for name in expected} == expected
     gain, half_width = cures.difference(runs, cures.kept_figure, "keeps", "no filter")
     assert gain == pytest.approx(1 - 0.3, abs=0.02) and half_width < 0.02
-    assert cures.helps(runs, "keeps", "top-p 0.9") == "at no price"
+    assert cures.helps(runs, "keeps", "top-p 0.9") == "at no cost"
 
 
 def test_a_treatment_that_does_nothing_is_called_so():
     runs = world()
     runs |= {("s", "idle", seed): list(runs["s", "no filter", seed]) for seed in range(3)}
-    assert cures.outcomes(runs)["idle"] == "the same runs" != cures.outcomes(runs)["top-p 0.9"]
+    assert cures.outcomes(runs)["idle"] == "identical runs" != cures.outcomes(runs)["top-p 0.9"]
     text = cures.verdict(runs, cures.outcomes(runs))
     assert (
-        "no difference seen: top-p 0.9. The same runs as with no filter, to the digit: idle."
-        in text
+        "- no significant difference: `top-p 0.9`\n"
+        "- runs identical to those with no filter: `idle`\n" in text
     )
 
 
@@ -110,15 +110,18 @@ def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], world())
     assert (
-        "at no price in success: keeps; at a price: dear; less: worse; no difference seen: "
-        "top-p 0.9. Each is judged at 95 %; with Holm's correction for the 4 treatments that "
-        "differ, these still change what is kept: keeps, dear, worse. Kept more than top-p 0.9: "
-        "keeps, dear."
+        "- more information kept, at no cost in success: `keeps`\n"
+        "- more information kept, at a cost in success: `dear`\n"
+        "- less information kept: `worse`\n"
+        "- no significant difference: `top-p 0.9`\n"
+        "- still significant with Holm's correction for 4 treatments with different runs: `keeps`, "
+        "`dear`, `worse`\n"
+        "- more information kept than with top-p 0.9: `keeps`, `dear`\n"
     ) in text
     row = next(line for line in text.splitlines() if line.startswith("| keeps |"))
     assert row.startswith("| keeps | 160 | 0.75 | 1.00 | +0.70 ± 0.0")
     assert row.split(" | ")[5].startswith("+0.70 ± ")  # to top-p 0.9
-    assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no price | 0.00" in row
+    assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no cost | 0.00" in row
     assert "table 9" not in text  # no filter that is worse there
     assert (tmp_path / "cures.png").read_bytes().startswith(b"\x89PNG")
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in world().items()}
