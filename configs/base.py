@@ -454,22 +454,6 @@ class Stopping(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthRange(Section):
-    """Below or above: a sign, but no alarm alone."""
-
-    fall: float = above(0.5, 0, 1)
-    rise: float = above(1.5, 1, 10**6)
-
-
-@dataclasses.dataclass(frozen=True)
-class EntropyRange(Section):
-    """Below or above: a sign, but no alarm alone."""
-
-    fall: float = above(0.25, 0, 1, DIAGNOSED)
-    rise: float = above(2.0, 1, 10**6, DIAGNOSED)
-
-
-@dataclasses.dataclass(frozen=True)
 class Tighten(Section):
     """Steps of the action "tighten"."""
 
@@ -480,30 +464,14 @@ class Tighten(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Regimes(Section):
-    """The collapse alarm; diagnostics/regimes.py explains the fields.
-
-    Thresholds are fractions of the metric's level, its mean over an early part of the run.
-    """
+    """The collapse alarm; diagnostics/regimes.py explains it and has its other thresholds."""
 
     # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
     action: str = one_of("warn", ("warn", "stop", "checkpoint", "tighten", "off"))
-    baseline: int = whole(5, 2, 100)  # minimum number of values in a level
-    # steps in the recent mean, at least the last 4 to 6 values
-    recent: int = whole(15, 1, 32)
-    long: int = whole(100, 2, 100)  # maximum number of values in a level
-    clear_patience: int = whole(5, 1, EVERY)  # steps near the level that end a sign
-    # definition of "near": this fraction of the logarithmic distance back to the level
-    recover: float = above(0.5, 0, 1)
-    # threshold of low H(Z|X) and low information for regime/index
-    low: float = above(0.5, 0, 1, DIAGNOSED)
-    mi: float = above(0.63, 0, 1, DIAGNOSED)  # below: an alarm
-    mi_sign: float = above(0.8, 0, 1, DIAGNOSED)  # below: a sign; two signs are an alarm
-    valid_think: float = above(0.9, 0, 1)  # below: a sign
-    valid_action: float = above(0.92, 0, 1)  # below: a sign
-    # fraction of stated facts that are true; below: a sign
-    grounded: float = above(0.85, 0, 1, DIAGNOSED)
-    length: LengthRange = LengthRange()
-    entropy: EntropyRange = EntropyRange()
+    # minimum number of values in a metric's level, its mean over an early part of the run
+    baseline: int = whole(5, 2, 100)
+    # information below this fraction of its level is an alarm
+    mi: float = above(0.63, 0, 1, DIAGNOSED)
     tighten: Tighten = Tighten()
 
 

@@ -227,7 +227,7 @@ def start(
         step_rows=learner.step_rows,
         diagnosis=config.diagnose,
         stopping=config.stopping,
-        regimes=config.regimes.to_dict(),
+        regimes=config.regimes,
         model=model,
         tokenizer=tokenizer,
         tasks=tasks,

@@ -214,6 +214,20 @@ def _freeze(settings: type[Frozen], values: ConfigDict, prefix: str) -> Frozen:
     return settings(**found)
 
 
+def from_dict(settings: type[Frozen], values: Mapping[str, Any]) -> Frozen:
+    """Return a section with the values of a stored config, which may be of another version.
+
+    Missing fields get their defaults; unknown fields are ignored.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if field.name in values:
+            value = values[field.name]
+            section = DOMAIN not in field.metadata
+            found[field.name] = from_dict(_section_of(field), value) if section else value
+    return settings(**found)
+
+
 def plain(value: Any) -> Any:
     """Return a section or mapping as nested dictionaries sorted by name, any other value as is."""
     if isinstance(value, Section):

@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
 from ragen_jax.config.per_task import is_due
-from ragen_jax.configs.base import Diagnose, Stopping
+from ragen_jax.configs.base import Diagnose, Regimes, Stopping
 from ragen_jax.core.memory import memory_metrics
 from ragen_jax.core.progress import count_barrier, enter_phase, note_output
 from ragen_jax.core.sharding import is_main_process, max_over_processes
@@ -127,7 +127,7 @@ class Run:
     step_rows: int  # maximum number of rows of a step
     diagnosis: Diagnose
     stopping: Stopping  # settings of diagnostics/stopping.py
-    regimes: Mapping[str, Any]  # settings of diagnostics/regimes.py
+    regimes: Regimes  # settings of diagnostics/regimes.py
     model: Qwen
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple["Task", ...]

@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> None:
             if len(steps) > 1:
                 console(step_line(step.number, rows[-1]))
     if len(steps) > 1:
-        rows, fired = add_alarm(rows, DEFAULTS.regimes.to_dict())
+        rows, fired = add_alarm(rows, DEFAULTS.regimes)
         for index, alarm in fired:
             console(f"step {steps[index].number}: {alarm.reason}")
     else:

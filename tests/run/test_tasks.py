@@ -100,7 +100,7 @@ def test_rows_of_each_task_are_what_was_put_under_its_label():
 def test_the_collapse_of_one_environment_of_three_is_seen():
     """Through the loop's own watch, on rows as a run of three has them."""
     config = base.Config()
-    settings = dict(stopping=config.stopping, regimes=config.regimes.to_dict())
+    settings = dict(stopping=config.stopping, regimes=config.regimes)
     run = types.SimpleNamespace(tasks=parts(1, 1, 1), **settings)
     mesh = make_mesh(data=1, fsdp=1, tensor=1)
     parts_of_state = dict(stopping=init_stopping(3), regimes=init_regimes(3))
