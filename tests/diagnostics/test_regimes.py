@@ -60,7 +60,7 @@ class Rules:
     """The config's section, and constants of the module that differ."""
 
     section: Regimes = Regimes()
-    constants: dict = dataclasses.field(default_factory=dict)
+    constants: dict = dataclasses.field(default_factory=lambda: dict(FALL=regimes.FALL))
 
 
 DEFAULT = Rules()
