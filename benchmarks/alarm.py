@@ -30,7 +30,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_softmax
 
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Regimes
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import log_margin
 from ragen_jax.diagnostics.regimes import SCOPES, init_regimes, update_regimes
@@ -204,7 +204,7 @@ def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
       length_RT: length of replies relative to the initial length.
       every: number of steps between diagnoses.
     """
-    settings = base.get_config().regimes.to_dict()
+    settings = Regimes()
     R, T = multiple_RT.shape
     place_RT = np.interp(np.log(multiple_RT), np.log(GRID_L), np.arange(len(GRID_L)))
     level_RT = np.minimum((place_RT + rng.random((R, T))).astype(int), len(GRID_L) - 1)

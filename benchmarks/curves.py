@@ -90,7 +90,7 @@ def _spread(values):
 
 def make_agent(folder, width):
     """Write a model of random weights that never draws a stop token."""
-    tokenizer = build_tokenizer(build_environment(sokoban.get_config(), "train").words)
+    tokenizer = build_tokenizer(build_environment(sokoban.get_config().env, "train").words)
     if len(tokenizer) != VOCABULARY:
         raise RuntimeError(f"the tokenizer has {len(tokenizer)} ids, VOCABULARY is {VOCABULARY}")
     config = shape(width, VOCABULARY)

@@ -163,7 +163,7 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config.env.context = context
     config.env.prompt = prompt or config.env.prompt
     config.env.options.size = ROOM
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     tokenizer = build_tokenizer(environment.words)
     model = Qwen(shape or tiny_shape(config, tokenizer))
     params = init_params(model.config, jax.random.key(seed))

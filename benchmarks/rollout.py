@@ -24,7 +24,7 @@ from ragen_jax.run.load import load_policy
 def main(argv):
     del argv
     config = CONFIG.value
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     policy = load_policy(config, None)
     chats = {}
     for context in ("single_turn", "full"):

@@ -26,34 +26,22 @@ the arms. With `pulls=N`, set `env.max_turns` and `env.max_actions` to N.
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "bandit"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.arms = 2
-    config.env.options.pulls = 1
-    config.env.options.told = True
-    config.env.options.names = "neutral"
-    config.env.options.sure = (10, 10)
-    config.env.options.chance = (25, 25)
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.options.sure = (5, 95)
-        config.env.options.chance = (5, 95)
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 32
-        config.optimizer.learning_rate = 4e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.5  # success of an agent that picks arms at random
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="bandit", **ONE_REPLY),
+        dict(arms=2, pulls=1, told=True, names="neutral", sure=(10, 10), chance=(25, 25)),
+        tiny={
+            **TINY_REPLIES,
+            "env.options.sure": (5, 95),
+            "env.options.chance": (5, 95),
+            "rollout.max_new_tokens": 32,
+            "optimizer.learning_rate": 4e-4,
+            "warmstart.success": 0.5,  # success of an agent that picks arms at random
+            "steps": 250,
+        },
+    )

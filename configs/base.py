@@ -1,6 +1,7 @@
 """Declares every field of a run: default, accepted values, conditions, unit and meaning.
 
-A field is declared as `name=domain(default, bounds or choices, conditions)`. The domains are in
+A section is a frozen dataclass; `Config`, at the end, is the whole. A field is declared as
+`name: type = domain(default, bounds or choices, conditions)  # meaning`. The domains are in
 ragen_jax/core/domains.py. A condition is a test of other fields' values; if it fails, a run does
 not read the field. Checks, `--help`, the command line and the reference in the documentation are
 derived from this file. Rules about several fields are checked in ragen_jax/config/check.py, and the
@@ -11,35 +12,37 @@ The defaults are the values of the paper (RAGEN-2, arXiv 2604.06268, section 4.1
 where it gives them; the docstring of configs/sokoban.py lists the differences of its tiny preset.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
-from ragen_jax.algorithm import algorithms, filter, losses, objectives, rewards
+from ragen_jax.algorithm import algorithms, filter, losses, objectives, rewards, schedules
 from ragen_jax.algorithm.bonus import ENTROPY_ON
 from ragen_jax.core.domains import (
     Field,
     ReadWhen,
+    Section,
     above,
     any_of,
-    default_values,
     flag,
     fractions,
     number,
     numbers_above,
     one_of,
     section,
+    sections,
     several_of,
     text,
     whole,
 )
 from ragen_jax.core.sharding import MEMORIES
-from ragen_jax.diagnostics import levels, regimes, stopping
 from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.storage.trackers import TRACKERS
-from ragen_jax.update.optimize import SCHEDULES
-from ragen_jax.update.policy import EXACT
 
 EVERY = 10**6  # maximum number of steps between two events
 # Number of training seeds: problems have seeds from seed * 2**32, below datasets.IMITATION_SEEDS.
@@ -51,21 +54,20 @@ TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of 
 MOST_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
-def environment_name(default: str) -> Field:
+def environment_name(default: str) -> str:
     """Accept a name of envs.ENVS, or MODULE:CLASS."""
-    return Field(
-        default, f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment", known, ()
-    )
+    what = f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment"
+    return Field(default, what, known, ()).declare()
 
 
-def day(default: str, *read: ReadWhen) -> Field:
+def day(default: str, *read: ReadWhen) -> str:
     """Accept a date as text, or AUTO."""
     return Field(
         default,
         f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
         lambda value: type(value) is str and (value == AUTO or is_day(value)),
         read,
-    )
+    ).declare()
 
 
 # Conditions under which a run reads a field.
@@ -120,339 +122,471 @@ def _rule(name: str) -> ReadWhen:
     return ReadWhen((f"stopping.{name}.action",), lambda action: action != "off")
 
 
-SETTINGS = dict(
-    seed=whole(0, 0, SEEDS - 1),  # random seed of the run; int >= 0
+@dataclasses.dataclass(frozen=True)
+class Lora(Section):
+    """Train low-rank adapters instead of the model."""
+
+    rank: int = whole(0, 0, 1024)  # rank of the adapters; 0: train the model itself
+    alpha: float = above(32.0, 0, 10**6, LORA)  # adapters are scaled by alpha / rank
+    targets: tuple[str, ...] = several_of(
+        ("q", "k", "v", "o", "gate", "up", "down"), lora.TARGETS, LORA
+    )
+    tower: bool = flag(False, LORA)  # also adapt the vision tower of a vision-language model
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Section):
+    """The model that is trained."""
+
+    path: str = text("tiny")  # "tiny" (see warmstart), or a Hugging Face directory or hub id
+    # dtype of activations and matrix products; parameters are float32
+    dtype: str = one_of("float32", hf.COMPUTE_DTYPES)
+    # attention kernel: auto | xla | cudnn (GPU) | splash (TPU)
+    attention: str = one_of("auto", ("auto", "xla", *kernels.KERNELS))
+    # Date in prompts, YYYY-MM-DD, if the chat template writes one (Llama 3.2). "auto":
+    # the day the run starts; a resumed run keeps it.
+    date: str = day("auto", NOT_TINY)
+    remat: bool = flag(False)  # recompute each layer's activations in the backward pass
+    lora: Lora = Lora()
+
+
+@dataclasses.dataclass(frozen=True)
+class Env(Section):
+    """The environment, and what its prompts show."""
+
+    # a key of envs.ENVS, or MODULE:CLASS for your own environment
+    name: str = environment_name("sokoban")
+    options: Mapping[str, Any] = section(dict())  # keyword arguments of the environment
+    # turns in a prompt: "full" (all) | "window" | "single_turn"
+    context: str = one_of("full", chat.CONTEXTS)
+    # turns that "window" shows, including the current turn
+    window: int = whole(3, 1, 1000, WINDOW)
+    # maximum tokens of a prompt and its reply; old turns are dropped; 0: no limit
+    max_context: int = whole(0, 0, 2 * TOKENS)
+    # number of training problems, which are repeated; 0: new problems every step
+    pool: int = whole(0, 0, 10**6)
+    # "full": rules, format, budgets; "terse": only the observation
+    prompt: str = one_of("full", chat.PROMPTS)
+    max_turns: int = whole(5, 1, 1000)  # maximum replies per episode
+    actions_per_turn: int = whole(2, 1, 1000)  # maximum actions executed per reply
+    max_actions: int = whole(10, 1, 10**6)  # maximum actions per episode
+    # reward of a malformed reply or an unknown action; <= 0
+    format_penalty: float = number(-0.1, -(10**6), 0)
+    time_limit: float = number(0.0, 0, 10**5)  # seconds per environment step; 0: no limit
+    # number of environment steps that run in parallel if time_limit is set
+    workers: int = whole(16, 1, 1024, TIMED)
+    # Maximum fraction of a step's episodes whose environment may fail (raise, hang or
+    # return invalid values). Failed episodes are excluded from training; if more fail,
+    # the run stops.
+    max_error_share: float = number(0.1, 0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(Section):
+    """Another environment in the same run."""
+
+    groups: int = whole(8, 1, 2**14)  # groups per step
+    env: Env = Env()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout(Section):
+    """Playing the episodes of a step."""
+
+    groups: int = whole(8, 1, 2**14)  # G: groups (prompts) per step of env
+    group_size: int = whole(16, 1, 2**14)  # K: episodes per group
+    temperature: float = above(1.0, 0, 100)  # temperature of sampling and of the loss
+    max_new_tokens: int = whole(400, 1, TOKENS)  # maximum tokens per reply
+    compact: bool = flag(True)  # remove finished episodes from the decoding batch
+    # Number of episodes decoded concurrently, in training and evaluation, which is also
+    # the number of rows of the KV cache; a free slot takes the next episode. 0: all
+    # episodes of a step at once. Use slots if reply lengths vary widely or a step's
+    # cache does not fit into memory; all programs are then compiled at the start.
+    slots: int = whole(0, 0, 2**20)
+    # Tokens decoded between checks for finished replies, whose episodes then continue
+    # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
+    # (at least 24); without slots, all episodes wait for the turn's longest reply.
+    chunk: int = whole(0, 0, TOKENS)
+    # 1: play the next step's episodes during this step's updates, with the policy
+    # before the updates. From the second step on, episodes are one step old;
+    # algorithm.mismatch_cap corrects for it. Needs a single device or
+    # sampling_mesh.devices. 0: rollouts and updates alternate.
+    ahead: int = whole(0, 0, 1)
+    save_every: int = whole(10, 0, EVERY)  # steps between files in rollouts/; 0: none
+
+
+@dataclasses.dataclass(frozen=True)
+class Collect(Section):
+    """Selection of a step's groups before the filter."""
+
+    # maximum rounds of play to find rollout.groups groups with variance (DAPO)
+    max_rounds: int = whole(1, 1, 1000)
+    # A problem of env.pool that had no variance in its last n visits is played with
+    # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
+    explore: float = above(1.0, 0, 1, POOL)
+    explore_least: float = above(0.01, 0, 1, POOL, EXPLORE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter(Section):
+    """Selection of the groups that the update learns from."""
+
+    # top_p | top_k | top_k_abs | min_p | quarter | none
+    strategy: str = one_of("top_p", filter.STRATEGIES)
+    # parameter of the strategy; top_p: fraction of the variance mass kept
+    value: float = number(0.9, 0, 10**6, FILTERED)
+    # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
+    # entropy | entropy_variance | length
+    metric: str = one_of("reward_variance", filter.METRICS)
+    # mass of top_p: "linear" (paper) or "softmax" (released scripts)
+    mode: str = one_of("linear", filter.MODES, MASS, PART_OF_MASS)
+    # scores to keep; "smallest": for diagnosis
+    keep: str = one_of("largest", filter.KEEP, FILTERED)
+    include_zero: bool = flag(False, FILTERED)  # whether groups without variance can be kept
+    # tolerance of the linear threshold
+    eps: float = number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR)
+    # Multiply the loss by the fraction of groups kept ("linear") or its square root
+    # ("sqrt"), or only the advantages by the fraction ("advantage", the released
+    # code), or "none". A loss summed over rows (algorithm.aggregation
+    # seq-mean-token-sum-norm) is already linear.
+    loss_scale: str = one_of("linear", filter.LOSS_SCALES, DROPPED)
+    # Keep the same number of groups, but drawn at random (control experiment).
+    at_random: bool = flag(False, FILTERED)
+    # Episodes kept per kept group: the best top_members and the worst
+    # bottom_members; 0 and 0: all.
+    top_members: int = whole(0, 0, 2**14)
+    bottom_members: int = whole(0, 0, 2**14)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward(Section):
+    """From what an environment pays to what the algorithm credits."""
+
+    # Length of the range below max_new_tokens, in tokens, over which a penalty rises
+    # from 0 to 1; 0: no penalty.
+    overlong_buffer: int = whole(0, 0, TOKENS)
+    # Normalisation of returns for the algorithm; filters and logs use the undiscounted
+    # return. identity | mean | mean_std | asymmetric_clip
+    normalize: str = one_of("identity", rewards.METHODS)
+    # set to normalise over: state (the group) | environment | batch
+    grouping: str = one_of("state", rewards.GROUPINGS, NORMALIZED)
+    # placement of unnormalised rewards: token | turn | episode
+    level: str = one_of("turn", rewards.PLACEMENTS, OF_TOKENS, AS_PLACED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm(Section):
+    """The loss."""
+
+    # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
+    # reinforce_plus_plus_baseline
+    name: str = one_of("grpo", algorithms.ALGORITHMS)
+    # ppo, reinforce_plus_plus: discount per sampled token
+    gamma: float = above(1.0, 0, 1, OF_TOKENS)
+    lam: float = number(1.0, 0, 1, CRITIC)  # ppo: lambda of GAE
+    bi_level: bool = flag(False, CRITIC)  # ppo: GAE over turns, then over tokens within each turn
+    turn_gamma: float = above(1.0, 0, 1, CRITIC, BI_LEVEL)  # discount per turn of bi_level
+    # scale advantages by the group's std / largest std of the step
+    soft_weights: bool = flag(False)
+    # ppo (dual clip) | gspo (sequence ratios) | cispo
+    objective: str = one_of("ppo", objectives.OBJECTIVES)
+    clip_low: float = number(0.2, 0, 1)  # lower bound of the ratio: 1 - clip_low
+    clip_high: float = number(0.28, 0, 1000)  # upper bound of the ratio: 1 + clip_high
+    # dual clip for negative advantages, above 1; 0: none
+    clip_c: float = number(3.0, 0, 1000, SECOND_CLIP)
+    aggregation: str = one_of("token-mean", losses.AGGREGATIONS)  # a key of losses.AGGREGATIONS
+    # Estimator: k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; "exact"
+    # sums over the vocabulary.
+    kl_kind: str = one_of("k3", (*losses.KL_KINDS, losses.EXACT), KL)
+    # coefficient of KL(policy || initial policy); 0: no KL
+    kl_coef: float = number(0.001, 0, 1000)
+    # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
+    kl_in: str = one_of("loss", ("loss", "reward"), KL)
+    # Where to keep the reference policy between uses: "device", or "host": pinned host
+    # memory, copied to the devices for every update.
+    kl_memory: str = one_of("device", tuple(MEMORIES), KL, NOT_LORA)
+    # KL in nats per token to which kl_coef adapts; 0: fixed
+    kl_target: float = number(0.0, 0, 1000, KL)
+    # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
+    kl_gain: float = number(0.1, 0, 4, KL, KL_STEERED)
+    entropy_coef: float = number(0.001, 0, 1000)  # coefficient of the exact entropy bonus
+    # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
+    # lower_groups (the half of the groups with the larger or smaller filter score)
+    entropy_on: str = one_of("all", ENTROPY_ON, ENTROPY)
+    # Fraction of the run's level of MI (see regimes) at which the bonus is 0; it rises
+    # linearly to its full value at the level. 0: constant bonus.
+    entropy_gate: float = number(0.0, 0, 0.99, ENTROPY)
+    # Coefficient of an advantage for reasoning that identifies its prompt among those
+    # of the step (algorithm/bonus.py), in nats minus the mean; 0: none.
+    mi_coef: float = number(0.0, 0, 1000)
+    # coefficient of RL-ZVP advantages of no-variance groups; 0: none
+    zvp_coef: float = number(0.0, 0, 1000)
+    # Upper bound of the importance weights that correct differences between sampler
+    # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead.
+    mismatch_cap: float = number(0.0, 0, 10**6)
+    # level of these weights: "token" or "sequence"
+    mismatch_level: str = one_of("token", objectives.LEVELS, MISMATCH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic(Section):
+    """For ppo; other settings as in optimizer."""
+
+    learning_rate: float = above(1e-5, 0, 1, CRITIC)
+    # largest change of a value per update, in units of reward
+    clip: float = above(0.5, 0, 10**6, CRITIC)
+    warmup_steps: int = whole(0, 0, EVERY, CRITIC)  # iterations that train only the critic
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer(Section):
+    """AdamW, and the division of a step into updates."""
+
+    learning_rate: float = above(1e-6, 0, 1)
+    # constant | linear, cosine: decay to 0 over the run
+    schedule: str = one_of("constant", schedules.SCHEDULES)
+    warmup_updates: int = whole(0, 0, 10**9)  # updates of linear warm-up from 0
+    b1: float = number(0.9, 0, MOST_DECAY)
+    b2: float = number(0.999, 0, MOST_DECAY)
+    eps: float = number(1e-8, 1e-20, 1)  # must be above 0 in float32
+    weight_decay: float = number(0.01, 0, 10)
+    max_grad_norm: float = above(1.0, 0, 10**9)  # maximum global norm of the gradient
+    # updates per step, each with an equal part of the kept rows
+    minibatches: int = whole(4, 1, 1024)
+    micro_batch: int = whole(4, 1, 2**16)  # rows per forward and backward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnose(Section):
+    """Collapse diagnostics."""
+
+    every: int = whole(1, 0, EVERY)  # steps between collapse diagnostics; 0: never
+    # Steps between flow/ metrics, on steps that `every` selects; 0: never. If prompts
+    # show earlier replies, these steps also compute collapse/trajectory_stripped,
+    # which doubles the cost of the trajectory scope.
+    flow_every: int = whole(5, 0, EVERY, DIAGNOSED)
+    # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
+    # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
+    scores_every: int = whole(10, 0, EVERY, DIAGNOSED)
+    # maximum number of first turns to score, each under the first prompts of all groups
+    first_turn_samples: int = whole(64, 1, 4096, DIAGNOSED)
+    trajectory_samples: int = whole(64, 1, 4096, DIAGNOSED)  # episodes with a random turn to score
+    micro_batch: int = whole(64, 1, 2**16, SCORED)  # (prompt, reasoning) pairs per device call
+    # Steps between probe/ metrics, from first turns on a fixed set of held-out
+    # problems with fixed noise; the first probe is before any update. 0: never.
+    probe_every: int = whole(0, 0, EVERY)
+    probe_problems: int = whole(32, 2, 4096, PROBED)  # at most eval.episodes
+    probe_samples: int = whole(4, 1, 1024, PROBED)  # replies per problem
+    # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
+    # the reasoning, by blocked attention, gradients and exchanged reasoning.
+    probe_mediation: bool = flag(False, PROBED)
+    # steps between gradients by reward variance; 0: never
+    gradients_every: int = whole(0, 0, EVERY)
+    # held-out groups to use; 0: the step's groups
+    gradients_groups: int = whole(96, 0, 10**5, GRADIENTS)
+    # buckets of equal size; groups without variance are separate
+    gradients_buckets: int = whole(6, 1, 1000, GRADIENTS, NO_EDGES)
+    # increasing reward variances that separate the buckets; (): buckets of equal size
+    gradients_edges: tuple[float, ...] = numbers_above((), 0, 10**12, GRADIENTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval(Section):
+    """Evaluation on held-out problems."""
+
+    # steps between evaluations; the first is before any update; 0: none
+    every: int = whole(20, 0, EVERY)
+    # number of held-out problems, the same every time
+    episodes: int = whole(512, 1, 10**5, HELD_OUT)
+    temperature: float = above(0.5, 0, 100, EVALUATED)
+    top_k: int = whole(0, 0, 10**6, EVALUATED)  # 0: all tokens
+    top_p: float = above(1.0, 0, 1, EVALUATED)  # 1: all tokens
+    min_p: float = number(0.0, 0, MOST_DECAY, EVALUATED)  # 0: all tokens
+    # seed of the held-out set and of its sampling noise
+    seed: int = whole(0, 0, EVAL_SEEDS - 1, HELD_OUT)
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceRule(Section):
+    """The groups' mean reward variance has collapsed."""
+
+    action: str = one_of("stop", ("stop", "warn", "off"))
+    patience: int = whole(5, 1, EVERY, _rule("variance"))  # iterations in a row
+    # threshold, as a fraction of the mean over the first iterations
+    ratio: float = above(0.1, 0, 1, _rule("variance"))
+    baseline: int = whole(10, 1, EVERY, _rule("variance"))  # number of first iterations
+
+
+@dataclasses.dataclass(frozen=True)
+class SuccessRule(Section):
+    """Held-out success stays low."""
+
+    action: str = one_of("stop", ("stop", "warn", "off"), EVALUATED)
+    # evaluations in a row, not counting the evaluation before any update
+    patience: int = whole(5, 1, EVERY, EVALUATED, _rule("success"))
+    least: float = above(0.01, 0, 1, EVALUATED, _rule("success"))  # threshold of success
+
+
+@dataclasses.dataclass(frozen=True)
+class EmptyRule(Section):
+    """The filter keeps nothing."""
+
+    action: str = one_of("stop", ("stop", "warn", "off"))
+    patience: int = whole(5, 1, EVERY, _rule("empty"))  # iterations in a row
+
+
+@dataclasses.dataclass(frozen=True)
+class NonfiniteRule(Section):
+    """An update was skipped: its loss or gradient was not finite."""
+
+    action: str = one_of("stop", ("stop", "warn", "off"))
+    patience: int = whole(3, 1, EVERY, _rule("nonfinite"))  # iterations in a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping(Section):
+    """Action: "stop" (exit code 3) | "warn" (once per streak) | "off"."""
+
+    variance: VarianceRule = VarianceRule()
+    success: SuccessRule = SuccessRule()
+    empty: EmptyRule = EmptyRule()
+    nonfinite: NonfiniteRule = NonfiniteRule()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tighten(Section):
+    """Steps of the action "tighten"."""
+
+    every: int = whole(3, 1, EVERY, TIGHTENED)  # steps between two changes during an alarm
+    factor: float = above(0.95, 0, 1, TIGHTENED)  # factor applied to filter.value at each change
+    least: float = above(0.8, 0, 1, TIGHTENED)  # smallest fraction of filter.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Regimes(Section):
+    """The collapse alarm; diagnostics/regimes.py explains it and has its other thresholds."""
+
+    # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
+    action: str = one_of("warn", ("warn", "stop", "checkpoint", "tighten", "off"))
+    # minimum number of values in a metric's level, its mean over an early part of the run
+    baseline: int = whole(5, 2, 100)
+    # information below this fraction of its level is an alarm
+    mi: float = above(0.63, 0, 1, DIAGNOSED)
+    tighten: Tighten = Tighten()
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Section):
+    """The run's page."""
+
+    # Steps between updates of report.html, written by a separate process; 0: only at
+    # the end of the run.
+    every: int = whole(50, 0, EVERY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Section):
+    """What is saved, and how long a failing disk is waited for."""
+
+    # steps between checkpoints; 0: only the last step, always saved
+    every: int = whole(20, 0, EVERY)
+    keep: int = whole(2, 1, EVERY)  # number of newest checkpoints to keep
+    disk_retry_seconds: float = number(600.0, 0, 10**6)  # maximum wait for a failing disk; 0: none
+    export: bool = flag(True)  # write the trained model in Hugging Face format at the end
+
+
+@dataclasses.dataclass(frozen=True)
+class Log(Section):
+    """Where metrics go besides metrics.jsonl."""
+
+    # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
+    # (ragen_jax/storage/trackers.py).
+    trackers: tuple[str, ...] = any_of(("tensorboard",), TRACKERS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh(Section):
+    """Devices along each axis; one may be -1: the remaining devices."""
+
+    data: int = whole(-1, -1, 2**20)  # splits rows
+    fsdp: int = whole(1, -1, 2**20)  # splits rows and parameters
+    tensor: int = whole(1, -1, 2**20)  # splits heads, MLP and vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingMesh(Section):
+    """The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by heads.
+
+    All three 0: same as mesh.
+    """
+
+    data: int = whole(0, -1, 2**20)
+    fsdp: int = whole(0, -1, 2**20)
+    tensor: int = whole(0, -1, 2**20)
+    # number of devices for sampling only; 0: all devices sample and train
+    devices: int = whole(0, 0, 2**20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmstart(Section):
+    """The tiny agent, used when model.path is "tiny"."""
+
+    seed: int = whole(0, 0, 2**63 - 1, TINY)  # seed of its parameters and data order
+    width: int = whole(96, 2, 4096, TINY)
+    layers: int = whole(2, 1, 64, TINY)
+    heads: int = whole(4, 1, 64, TINY)
+    kv_heads: int = whole(1, 1, 64, TINY)
+    mlp_width: int = whole(256, 1, 2**14, TINY)
+    tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
+    tower_width: int = whole(64, 16, 4096, TINY, SEEING)
+    rooms: int = whole(8192, 1, 2**17, TINY)  # number of solved problems to imitate
+    plan_moves: int = whole(4, 0, 1000, TINY)  # moves of the solver's plan in the reasoning
+    # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
+    # the environment's `explain`
+    styles: Mapping[str, float] = fractions(dict())
+    # env.options that differ in the demonstrations, for example an easier world
+    options: Mapping[str, Any] = section(dict(), TINY)
+    batch: int = whole(64, 1, 2**14, TINY)  # replies per update
+    learning_rate: float = above(3e-3, 0, 1, TINY)
+    check_every: int = whole(50, 1, EVERY, TINY)  # updates between checks of success
+    check_episodes: int = whole(256, 1, 10**5, TINY)  # problems per check, at temperature 1
+    success: float = number(0.35, 0, 1, TINY)  # success rate at which imitation stops; 0 to 1
+    # maximum updates; an error if success is not reached by then
+    max_updates: int = whole(6000, 1, EVERY, TINY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Section):
+    """The settings of a run."""
+
+    seed: int = whole(0, 0, SEEDS - 1)  # random seed of the run; int >= 0
     # number of steps, each with a rollout and optimizer.minibatches updates; the number of updates
     # must be below 2**31
-    steps=whole(200, 0, EVERY),
-    model=dict(
-        path=text("tiny"),  # "tiny" (see warmstart), or a Hugging Face directory or hub id
-        # dtype of activations and matrix products; parameters are float32
-        dtype=one_of("float32", hf.COMPUTE_DTYPES),
-        # attention kernel: auto | xla | cudnn (GPU) | splash (TPU)
-        attention=one_of("auto", ("auto", "xla", *kernels.KERNELS)),
-        # Date in prompts, YYYY-MM-DD, if the chat template writes one (Llama 3.2). "auto":
-        # the day the run starts; a resumed run keeps it.
-        date=day("auto", NOT_TINY),
-        remat=flag(False),  # recompute each layer's activations in the backward pass
-        lora=dict(  # train low-rank adapters instead of the model
-            rank=whole(0, 0, 1024),  # rank of the adapters; 0: train the model itself
-            alpha=above(32.0, 0, 10**6, LORA),  # adapters are scaled by alpha / rank
-            targets=several_of(("q", "k", "v", "o", "gate", "up", "down"), lora.TARGETS, LORA),
-            tower=flag(False, LORA),  # also adapt the vision tower of a vision-language model
-        ),
-    ),
-    env=dict(
-        # a key of envs.ENVS, or MODULE:CLASS for your own environment
-        name=environment_name("sokoban"),
-        options=section(dict()),  # keyword arguments of the environment
-        # turns in a prompt: "full" (all) | "window" | "single_turn"
-        context=one_of("full", chat.CONTEXTS),
-        window=whole(3, 1, 1000, WINDOW),  # turns that "window" shows, including the current turn
-        # maximum tokens of a prompt and its reply; old turns are dropped; 0: no limit
-        max_context=whole(0, 0, 2 * TOKENS),
-        # number of training problems, which are repeated; 0: new problems every step
-        pool=whole(0, 0, 10**6),
-        # "full": rules, format, budgets; "terse": only the observation
-        prompt=one_of("full", chat.PROMPTS),
-        max_turns=whole(5, 1, 1000),  # maximum replies per episode
-        actions_per_turn=whole(2, 1, 1000),  # maximum actions executed per reply
-        max_actions=whole(10, 1, 10**6),  # maximum actions per episode
-        # reward of a malformed reply or an unknown action; <= 0
-        format_penalty=number(-0.1, -(10**6), 0),
-        time_limit=number(0.0, 0, 10**5),  # seconds per environment step; 0: no limit
-        # number of environment steps that run in parallel if time_limit is set
-        workers=whole(16, 1, 1024, TIMED),
-        # Maximum fraction of a step's episodes whose environment may fail (raise, hang or
-        # return invalid values). Failed episodes are excluded from training; if more fail,
-        # the run stops.
-        max_error_share=number(0.1, 0, 1),
-    ),
+    steps: int = whole(200, 0, EVERY)
+    model: Model = Model()
+    env: Env = Env()
     # Further environments in the same run, as in configs/mixture.py:
     # name -> dict(groups=groups per step, env=a section like env).
-    also=section(dict()),
-    rollout=dict(
-        groups=whole(8, 1, 2**14),  # G: groups (prompts) per step of env
-        group_size=whole(16, 1, 2**14),  # K: episodes per group
-        temperature=above(1.0, 0, 100),  # temperature of sampling and of the loss
-        max_new_tokens=whole(400, 1, TOKENS),  # maximum tokens per reply
-        compact=flag(True),  # remove finished episodes from the decoding batch
-        # Number of episodes decoded concurrently, in training and evaluation, which is also
-        # the number of rows of the KV cache; a free slot takes the next episode. 0: all
-        # episodes of a step at once. Use slots if reply lengths vary widely or a step's
-        # cache does not fit into memory; all programs are then compiled at the start.
-        slots=whole(0, 0, 2**20),
-        # Tokens decoded between checks for finished replies, whose episodes then continue
-        # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
-        # (at least 24); without slots, all episodes wait for the turn's longest reply.
-        chunk=whole(0, 0, TOKENS),
-        # 1: play the next step's episodes during this step's updates, with the policy
-        # before the updates. From the second step on, episodes are one step old;
-        # algorithm.mismatch_cap corrects for it. Needs a single device or
-        # sampling_mesh.devices. 0: rollouts and updates alternate.
-        ahead=whole(0, 0, 1),
-        save_every=whole(10, 0, EVERY),  # steps between files in rollouts/; 0: none
-    ),
-    collect=dict(  # selection of a step's groups before the filter
-        # maximum rounds of play to find rollout.groups groups with variance (DAPO)
-        max_rounds=whole(1, 1, 1000),
-        # A problem of env.pool that had no variance in its last n visits is played with
-        # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
-        explore=above(1.0, 0, 1, POOL),
-        explore_least=above(0.01, 0, 1, POOL, EXPLORE),
-    ),
-    filter=dict(
-        # top_p | top_k | top_k_abs | min_p | quarter | none
-        strategy=one_of("top_p", filter.STRATEGIES),
-        # parameter of the strategy; top_p: fraction of the variance mass kept
-        value=number(0.9, 0, 10**6, FILTERED),
-        # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
-        # entropy | entropy_variance | length
-        metric=one_of("reward_variance", filter.METRICS),
-        # mass of top_p: "linear" (paper) or "softmax" (released scripts)
-        mode=one_of("linear", filter.MODES, MASS, PART_OF_MASS),
-        keep=one_of("largest", filter.KEEP, FILTERED),  # scores to keep; "smallest": for diagnosis
-        include_zero=flag(False, FILTERED),  # whether groups without variance can be kept
-        eps=number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR),  # tolerance of the linear threshold
-        # Multiply the loss by the fraction of groups kept ("linear") or its square root
-        # ("sqrt"), or only the advantages by the fraction ("advantage", the released
-        # code), or "none". A loss summed over rows (algorithm.aggregation
-        # seq-mean-token-sum-norm) is already linear.
-        loss_scale=one_of("linear", filter.LOSS_SCALES, DROPPED),
-        # Keep the same number of groups, but drawn at random (control experiment).
-        at_random=flag(False, FILTERED),
-        # Episodes kept per kept group: the best top_members and the worst
-        # bottom_members; 0 and 0: all.
-        top_members=whole(0, 0, 2**14),
-        bottom_members=whole(0, 0, 2**14),
-    ),
-    reward=dict(
-        # Length of the range below max_new_tokens, in tokens, over which a penalty rises
-        # from 0 to 1; 0: no penalty.
-        overlong_buffer=whole(0, 0, TOKENS),
-        # Normalisation of returns for the algorithm; filters and logs use the undiscounted
-        # return. identity | mean | mean_std | asymmetric_clip
-        normalize=one_of("identity", rewards.METHODS),
-        # set to normalise over: state (the group) | environment | batch
-        grouping=one_of("state", rewards.GROUPINGS, NORMALIZED),
-        # placement of unnormalised rewards: token | turn | episode
-        level=one_of("turn", rewards.PLACEMENTS, OF_TOKENS, AS_PLACED),
-    ),
-    algorithm=dict(
-        # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
-        # reinforce_plus_plus_baseline
-        name=one_of("grpo", algorithms.ALGORITHMS),
-        gamma=above(1.0, 0, 1, OF_TOKENS),  # ppo, reinforce_plus_plus: discount per sampled token
-        lam=number(1.0, 0, 1, CRITIC),  # ppo: lambda of GAE
-        bi_level=flag(False, CRITIC),  # ppo: GAE over turns, then over tokens within each turn
-        turn_gamma=above(1.0, 0, 1, CRITIC, BI_LEVEL),  # discount per turn of bi_level
-        soft_weights=flag(False),  # scale advantages by the group's std / largest std of the step
-        # ppo (dual clip) | gspo (sequence ratios) | cispo
-        objective=one_of("ppo", objectives.OBJECTIVES),
-        clip_low=number(0.2, 0, 1),  # lower bound of the ratio: 1 - clip_low
-        clip_high=number(0.28, 0, 1000),  # upper bound of the ratio: 1 + clip_high
-        # dual clip for negative advantages, above 1; 0: none
-        clip_c=number(3.0, 0, 1000, SECOND_CLIP),
-        aggregation=one_of("token-mean", losses.AGGREGATIONS),  # a key of losses.AGGREGATIONS
-        # Estimator: k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; "exact"
-        # sums over the vocabulary.
-        kl_kind=one_of("k3", (*losses.KL_KINDS, EXACT), KL),
-        kl_coef=number(0.001, 0, 1000),  # coefficient of KL(policy || initial policy); 0: no KL
-        # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
-        kl_in=one_of("loss", ("loss", "reward"), KL),
-        # Where to keep the reference policy between uses: "device", or "host": pinned host
-        # memory, copied to the devices for every update.
-        kl_memory=one_of("device", tuple(MEMORIES), KL, NOT_LORA),
-        # KL in nats per token to which kl_coef adapts; 0: fixed
-        kl_target=number(0.0, 0, 1000, KL),
-        # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
-        kl_gain=number(0.1, 0, 4, KL, KL_STEERED),
-        entropy_coef=number(0.001, 0, 1000),  # coefficient of the exact entropy bonus
-        # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
-        # lower_groups (the half of the groups with the larger or smaller filter score)
-        entropy_on=one_of("all", ENTROPY_ON, ENTROPY),
-        # Fraction of the run's level of MI (see regimes) at which the bonus is 0; it rises
-        # linearly to its full value at the level. 0: constant bonus.
-        entropy_gate=number(0.0, 0, 0.99, ENTROPY),
-        # Coefficient of an advantage for reasoning that identifies its prompt among those
-        # of the step (algorithm/bonus.py), in nats minus the mean; 0: none.
-        mi_coef=number(0.0, 0, 1000),
-        # coefficient of RL-ZVP advantages of no-variance groups; 0: none
-        zvp_coef=number(0.0, 0, 1000),
-        # Upper bound of the importance weights that correct differences between sampler
-        # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead.
-        mismatch_cap=number(0.0, 0, 10**6),
-        # level of these weights: "token" or "sequence"
-        mismatch_level=one_of("token", objectives.LEVELS, MISMATCH),
-    ),
-    critic=dict(  # for ppo; other settings as in optimizer
-        learning_rate=above(1e-5, 0, 1, CRITIC),
-        # largest change of a value per update, in units of reward
-        clip=above(0.5, 0, 10**6, CRITIC),
-        warmup_steps=whole(0, 0, EVERY, CRITIC),  # iterations that train only the critic
-    ),
-    optimizer=dict(
-        learning_rate=above(1e-6, 0, 1),
-        schedule=one_of("constant", SCHEDULES),  # "linear", "cosine": decay to 0 over the run
-        warmup_updates=whole(0, 0, 10**9),  # updates of linear warm-up from 0
-        b1=number(0.9, 0, MOST_DECAY),
-        b2=number(0.999, 0, MOST_DECAY),
-        eps=number(1e-8, 1e-20, 1),  # must be above 0 in float32
-        weight_decay=number(0.01, 0, 10),
-        max_grad_norm=above(1.0, 0, 10**9),  # maximum global norm of the gradient
-        minibatches=whole(4, 1, 1024),  # updates per step, each with an equal part of the kept rows
-        micro_batch=whole(4, 1, 2**16),  # rows per forward and backward pass
-    ),
-    diagnose=dict(
-        every=whole(1, 0, EVERY),  # steps between collapse diagnostics; 0: never
-        # Steps between flow/ metrics, on steps that `every` selects; 0: never. If prompts
-        # show earlier replies, these steps also compute collapse/trajectory_stripped,
-        # which doubles the cost of the trajectory scope.
-        flow_every=whole(5, 0, EVERY, DIAGNOSED),
-        # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
-        # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
-        scores_every=whole(10, 0, EVERY, DIAGNOSED),
-        # maximum number of first turns to score, each under the first prompts of all groups
-        first_turn_samples=whole(64, 1, 4096, DIAGNOSED),
-        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # episodes with a random turn to score
-        micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) pairs per device call
-        # Steps between probe/ metrics, from first turns on a fixed set of held-out
-        # problems with fixed noise; the first probe is before any update. 0: never.
-        probe_every=whole(0, 0, EVERY),
-        probe_problems=whole(32, 2, 4096, PROBED),  # at most eval.episodes
-        probe_samples=whole(4, 1, 1024, PROBED),  # replies per problem
-        # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
-        # the reasoning, by blocked attention, gradients and exchanged reasoning.
-        probe_mediation=flag(False, PROBED),
-        gradients_every=whole(0, 0, EVERY),  # steps between gradients by reward variance; 0: never
-        # held-out groups to use; 0: the step's groups
-        gradients_groups=whole(96, 0, 10**5, GRADIENTS),
-        # buckets of equal size; groups without variance are separate
-        gradients_buckets=whole(6, 1, 1000, GRADIENTS, NO_EDGES),
-        # increasing reward variances that separate the buckets; (): buckets of equal size
-        gradients_edges=numbers_above((), 0, 10**12, GRADIENTS),
-    ),
-    eval=dict(
-        # steps between evaluations; the first is before any update; 0: none
-        every=whole(20, 0, EVERY),
-        episodes=whole(512, 1, 10**5, HELD_OUT),  # number of held-out problems, the same every time
-        temperature=above(0.5, 0, 100, EVALUATED),
-        top_k=whole(0, 0, 10**6, EVALUATED),  # 0: all tokens
-        top_p=above(1.0, 0, 1, EVALUATED),  # 1: all tokens
-        min_p=number(0.0, 0, MOST_DECAY, EVALUATED),  # 0: all tokens
-        # seed of the held-out set and of its sampling noise
-        seed=whole(0, 0, EVAL_SEEDS - 1, HELD_OUT),
-    ),
-    stopping=dict(  # action: "stop" (exit code 3) | "warn" (once per streak) | "off"
-        variance=dict(  # the groups' mean reward variance has collapsed
-            action=one_of("stop", stopping.ACTIONS),
-            patience=whole(5, 1, EVERY, _rule("variance")),  # iterations in a row
-            # threshold, as a fraction of the mean over the first iterations
-            ratio=above(0.1, 0, 1, _rule("variance")),
-            baseline=whole(10, 1, EVERY, _rule("variance")),  # number of first iterations
-        ),
-        success=dict(  # held-out success stays low
-            action=one_of("stop", stopping.ACTIONS, EVALUATED),
-            # evaluations in a row, not counting the evaluation before any update
-            patience=whole(5, 1, EVERY, EVALUATED, _rule("success")),
-            least=above(0.01, 0, 1, EVALUATED, _rule("success")),  # threshold of success
-        ),
-        empty=dict(  # the filter keeps nothing
-            action=one_of("stop", stopping.ACTIONS),
-            patience=whole(5, 1, EVERY, _rule("empty")),  # iterations in a row
-        ),
-        nonfinite=dict(  # an update was skipped: its loss or gradient was not finite
-            action=one_of("stop", stopping.ACTIONS),
-            patience=whole(3, 1, EVERY, _rule("nonfinite")),  # iterations in a row
-        ),
-    ),
-    # The collapse alarm; diagnostics/regimes.py explains the fields. Thresholds are
-    # fractions of the metric's level, its mean over an early part of the run.
-    regimes=dict(
-        # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
-        action=one_of("warn", regimes.ACTIONS),
-        baseline=whole(5, 2, levels.FIRST),  # minimum number of values in a level
-        # steps in the recent mean, at least the last 4 to 6 values
-        recent=whole(15, 1, levels.LAST),
-        long=whole(100, 2, levels.FIRST),  # maximum number of values in a level
-        clear_patience=whole(5, 1, EVERY),  # steps near the level that end a sign
-        # definition of "near": this fraction of the logarithmic distance back to the level
-        recover=above(0.5, 0, 1),
-        # threshold of low H(Z|X) and low information for regime/index
-        low=above(0.5, 0, 1, DIAGNOSED),
-        mi=above(0.63, 0, 1, DIAGNOSED),  # below: an alarm
-        mi_sign=above(0.8, 0, 1, DIAGNOSED),  # below: a sign; two signs are an alarm
-        valid_think=above(0.9, 0, 1),  # below: a sign
-        valid_action=above(0.92, 0, 1),  # below: a sign
-        # fraction of stated facts that are true; below: a sign
-        grounded=above(0.85, 0, 1, DIAGNOSED),
-        # below or above: a sign, but no alarm alone
-        length=dict(fall=above(0.5, 0, 1), rise=above(1.5, 1, 10**6)),
-        # below or above: a sign, but no alarm alone
-        entropy=dict(fall=above(0.25, 0, 1, DIAGNOSED), rise=above(2.0, 1, 10**6, DIAGNOSED)),
-        tighten=dict(
-            every=whole(3, 1, EVERY, TIGHTENED),  # steps between two changes during an alarm
-            factor=above(0.95, 0, 1, TIGHTENED),  # factor applied to filter.value at each change
-            least=above(0.8, 0, 1, TIGHTENED),  # smallest fraction of filter.value
-        ),
-    ),
-    report=dict(
-        # Steps between updates of report.html, written by a separate process; 0: only at
-        # the end of the run.
-        every=whole(50, 0, EVERY),
-    ),
-    checkpoint=dict(
-        every=whole(20, 0, EVERY),  # steps between checkpoints; 0: only the last step, always saved
-        keep=whole(2, 1, EVERY),  # number of newest checkpoints to keep
-        disk_retry_seconds=number(600.0, 0, 10**6),  # maximum wait for a failing disk; 0: none
-        export=flag(True),  # write the trained model in Hugging Face format at the end
-    ),
-    log=dict(
-        # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
-        # (ragen_jax/storage/trackers.py).
-        trackers=any_of(("tensorboard",), TRACKERS),
-    ),
-    mesh=dict(  # devices along each axis; one may be -1: the remaining devices
-        data=whole(-1, -1, 2**20),  # splits rows
-        fsdp=whole(1, -1, 2**20),  # splits rows and parameters
-        tensor=whole(1, -1, 2**20),  # splits heads, MLP and vocabulary
-    ),
-    # The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by
-    # heads. All three 0: same as mesh.
-    sampling_mesh=dict(
-        data=whole(0, -1, 2**20),
-        fsdp=whole(0, -1, 2**20),
-        tensor=whole(0, -1, 2**20),
-        # number of devices for sampling only; 0: all devices sample and train
-        devices=whole(0, 0, 2**20),
-    ),
-    warmstart=dict(  # the tiny agent, used when model.path is "tiny"
-        seed=whole(0, 0, 2**63 - 1, TINY),  # seed of its parameters and data order
-        width=whole(96, 2, 4096, TINY),
-        layers=whole(2, 1, 64, TINY),
-        heads=whole(4, 1, 64, TINY),
-        kv_heads=whole(1, 1, 64, TINY),
-        mlp_width=whole(256, 1, 2**14, TINY),
-        tower_layers=whole(0, 0, 64, TINY),  # layers of its vision tower; 0: no vision
-        tower_width=whole(64, 16, 4096, TINY, SEEING),
-        rooms=whole(8192, 1, 2**17, TINY),  # number of solved problems to imitate
-        plan_moves=whole(4, 0, 1000, TINY),  # moves of the solver's plan in the reasoning
-        # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
-        # the environment's `explain`
-        styles=fractions(dict()),
-        # env.options that differ in the demonstrations, for example an easier world
-        options=section(dict(), TINY),
-        batch=whole(64, 1, 2**14, TINY),  # replies per update
-        learning_rate=above(3e-3, 0, 1, TINY),
-        check_every=whole(50, 1, EVERY, TINY),  # updates between checks of success
-        check_episodes=whole(256, 1, 10**5, TINY),  # problems per check, at temperature 1
-        success=number(0.35, 0, 1, TINY),  # success rate at which imitation stops; 0 to 1
-        # maximum updates; an error if success is not reached by then
-        max_updates=whole(6000, 1, EVERY, TINY),
-    ),
-)
+    also: Mapping[str, Task] = sections(Task)
+    rollout: Rollout = Rollout()
+    collect: Collect = Collect()
+    filter: Filter = Filter()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    critic: Critic = Critic()
+    optimizer: Optimizer = Optimizer()
+    diagnose: Diagnose = Diagnose()
+    eval: Eval = Eval()
+    stopping: Stopping = Stopping()
+    regimes: Regimes = Regimes()
+    report: Report = Report()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+    mesh: Mesh = Mesh()
+    sampling_mesh: SamplingMesh = SamplingMesh()
+    warmstart: Warmstart = Warmstart()
 
 
 def get_config() -> ConfigDict:
     """Return the default config."""
-    return ConfigDict(default_values(SETTINGS))
+    return ConfigDict(Config().to_dict())

@@ -26,39 +26,32 @@ then ignored. The cache identifies the file by its content, not its name. For fo
 agent needs a larger `rollout.max_new_tokens` (about 56).
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "countdown"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.count = (3, 4)
-    config.env.options.largest = 99
-    config.env.options.targets = (10, 100)
-    config.env.options.operators = "+-"
-    config.env.options.allow_subset = False
-    config.env.options.path = config_dict.placeholder(str)  # parquet file to draw from instead
-    config.env.options.max_rows = 20_000
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.options.count = (3, 3)
-        config.env.options.largest = 30
-        config.env.options.targets = (10, 60)
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 4e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.15
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="countdown", **ONE_REPLY),
+        dict(
+            count=(3, 4),
+            largest=99,
+            targets=(10, 100),
+            operators="+-",
+            allow_subset=False,
+            path=placeholder(str),  # parquet file to draw from instead
+            max_rows=20_000,
+        ),
+        tiny={
+            **TINY_REPLIES,
+            "env.options.count": (3, 3),
+            "env.options.largest": 30,
+            "env.options.targets": (10, 60),
+            "optimizer.learning_rate": 4e-4,
+            "warmstart.success": 0.15,
+        },
+    )

@@ -16,44 +16,37 @@ Time and score depend on the data. docs/environments/prompts.md describes the op
 several turns are played.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "llm+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "dataset"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.path = config_dict.placeholder(str)  # JSON lines, JSON list or parquet
-    config.env.options.hub = ""  # a data set of the Hub, instead of `path`
-    config.env.options.hub_subset = ""  # configuration of the data set
-    config.env.options.hub_split = "train"
-    config.env.options.hub_revision = ""  # "": the newest
-    config.env.options.prompt = "prompt"  # field with a text, or system and user messages
-    config.env.options.reward = ""  # MODULE:FUNCTION of (prompt, reply, row)
-    config.env.options.step = ""  # MODULE:FUNCTION of (messages, row), for several turns
-    config.env.options.tools = ""  # MODULE:LIST of functions that a reply may call
-    config.env.options.success = 1.0  # minimum reward of a successful reply
-    config.env.options.solution = ""  # field with a correct reply, for the tiny agent
-    config.env.options.split_field = ""  # field with each row's split; "": by a hash of the prompt
-    config.env.options.instructions = ""  # start of the system message
-    config.env.options.max_rows = config_dict.placeholder(int)  # maximum rows; None: all
-    presets.apply(config, model)
-    if model == "tiny":
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 2e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.rooms = 1024  # leaves some of the imitation rows for checks
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.25
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="dataset", **ONE_REPLY),
+        dict(
+            path=placeholder(str),  # JSON lines, JSON list or parquet
+            hub="",  # a data set of the Hub, instead of `path`
+            hub_subset="",  # configuration of the data set
+            hub_split="train",
+            hub_revision="",  # "": the newest
+            prompt="prompt",  # field with a text, or system and user messages
+            reward="",  # MODULE:FUNCTION of (prompt, reply, row)
+            step="",  # MODULE:FUNCTION of (messages, row), for several turns
+            tools="",  # MODULE:LIST of functions that a reply may call
+            success=1.0,  # minimum reward of a successful reply
+            solution="",  # field with a correct reply, for the tiny agent
+            split_field="",  # field with each row's split; "": by a hash of the prompt
+            instructions="",  # start of the system message
+            max_rows=placeholder(int),  # maximum rows; None: all
+        ),
+        tiny={
+            **TINY_REPLIES,
+            "optimizer.learning_rate": 2e-4,
+            "warmstart.rooms": 1024,  # leaves some of the imitation rows for checks
+            "warmstart.success": 0.25,
+        },
+    )

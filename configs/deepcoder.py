@@ -33,52 +33,44 @@ of a program, including the wait for a core; an episode that exceeds it is left 
 limits the number of tests per program.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "deepcoder"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.language = "python"  # or "expression"
-    config.env.options.steps = (2, 4)  # minimum and maximum steps of a generated problem
-    config.env.options.tests = 8  # tests of a generated problem
-    config.env.options.time_limit_s = 3.0  # seconds per test
-    config.env.options.memory_mb = 512  # MiB of address space per test
-    config.env.options.sandbox = config_dict.placeholder(
-        str
-    )  # required sandbox; None: the best available
-    config.env.options.path = config_dict.placeholder(str)  # parquet file, or a folder of them
-    config.env.options.max_tests = config_dict.placeholder(
-        int
-    )  # maximum tests of a problem from a file; None: all
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.options.language = "expression"
-        config.env.options.steps = (2, 3)
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 48
-        config.optimizer.learning_rate = 4e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.25
-        config.steps = 120
-    else:
-        config.env.time_limit = 600.0
-        config.env.max_context = 10_000
-        config.rollout.groups = 16
-        config.rollout.group_size = 8
-        config.rollout.max_new_tokens = 4000
-        config.algorithm.kl_coef = 0.0
-        config.eval.episodes = 256
-        config.eval.every = 10
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="deepcoder", **ONE_REPLY, time_limit=600.0, max_context=10_000),
+        dict(
+            language="python",  # or "expression"
+            steps=(2, 4),  # minimum and maximum steps of a generated problem
+            tests=8,  # tests of a generated problem
+            time_limit_s=3.0,  # seconds per test
+            memory_mb=512,  # MiB of address space per test
+            sandbox=placeholder(str),  # required sandbox; None: the best available
+            path=placeholder(str),  # parquet file, or a folder of them
+            max_tests=placeholder(int),  # maximum tests of a problem from a file; None: all
+        ),
+        fields={
+            "rollout.groups": 16,
+            "rollout.group_size": 8,
+            "rollout.max_new_tokens": 4000,
+            "algorithm.kl_coef": 0.0,
+            "eval.episodes": 256,
+            "eval.every": 10,
+        },
+        tiny={
+            **TINY_REPLIES,
+            "env.time_limit": 0.0,
+            "env.max_context": 0,
+            "env.options.language": "expression",
+            "env.options.steps": (2, 3),
+            "rollout.group_size": 16,
+            "rollout.max_new_tokens": 48,
+            "optimizer.learning_rate": 4e-4,
+            "warmstart.success": 0.25,
+        },
+    )

@@ -30,25 +30,23 @@ qwen2.5-vl-3b
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import TINY_VL, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "frozen_lake"
-    config.env.options.size = (4, 4)
-    config.env.options.frozen = 0.8
-    config.env.options.slip = 0.02
-    config.env.options.observation = "grid"
-    config.env.options.min_solution = 1
-    config.env.options.max_solution = 10  # the action budget of an episode
-    presets.apply(config, model)
-    if model in ("tiny", presets.TINY_VL):
-        config.rollout.max_new_tokens = 32
-        config.steps = 120
-    if model == presets.TINY_VL:
-        config.warmstart.success = 0.65  # below it, the agent misreads half of its images
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="frozen_lake"),
+        dict(
+            size=(4, 4),
+            frozen=0.8,
+            slip=0.02,
+            observation="grid",
+            min_solution=1,
+            max_solution=10,  # the action budget of an episode
+        ),
+        tiny={"rollout.max_new_tokens": 32, "steps": 120},
+        # Below this success, the agent misreads half of its images.
+        models={TINY_VL: {"warmstart.success": 0.65}},
+    )

@@ -27,29 +27,28 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "game_2048"
-    config.env.max_turns = 10
-    config.env.max_actions = 20
-    config.env.options.size = 4
-    config.env.options.goal = 128
-    config.env.options.start_tiles = 8
-    config.env.options.min_sum = 112  # so that the goal can be reached in 20 actions
-    presets.apply(config, model)
-    if model == "tiny":
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 4e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.rooms = 4096
-        config.warmstart.success = 0.2  # random moves reach 0.17
-        config.warmstart.plan_moves = 2  # the moves of a reply; later moves depend on the new tiles
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="game_2048", max_turns=10, max_actions=20),
+        dict(
+            size=4,
+            goal=128,
+            start_tiles=8,
+            min_sum=112,  # so that the goal can be reached in 20 actions
+        ),
+        tiny={
+            "rollout.max_new_tokens": 40,
+            "optimizer.learning_rate": 4e-4,
+            "optimizer.schedule": "linear",
+            "diagnose.every": 5,
+            "warmstart.rooms": 4096,
+            "warmstart.success": 0.2,  # random moves reach 0.17
+            "warmstart.plan_moves": 2,  # the moves of a reply; later moves depend on the new tiles
+            "steps": 120,
+        },
+    )

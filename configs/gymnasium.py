@@ -16,29 +16,26 @@ Time and score depend on the environment. There is no tiny preset, because there
 imitate; your own environment may have a solver (docs/environments/engines.md).
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
-    model, names = presets.split(preset)
-    if model == "tiny":
-        raise ValueError("configs/gymnasium.py has no preset 'tiny': there is nothing to imitate")
-    config = base.get_config()
-    config.env.name = "gymnasium"
-    config.env.options.id = ""
-    config.env.options.module = ""
-    config.env.options.maker = "gymnasium:make"
-    config.env.options.arguments = {}
-    config.env.options.instructions = ""
-    config.env.options.split_by = "observation"
-    config.env.options.replay = True
-    config.env.options.isolated = False
-    config.env.options.success_reward = config_dict.placeholder(float)  # None: info decides
-    config.env.actions_per_turn = 1
-    config.env.max_actions = config.env.max_turns
-    presets.apply(config, model)
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="gymnasium", actions_per_turn=1, max_actions=5),
+        dict(
+            id="",
+            module="",
+            maker="gymnasium:make",
+            arguments={},
+            instructions="",
+            split_by="observation",
+            replay=True,
+            isolated=False,
+            success_reward=placeholder(float),  # None: info decides
+        ),
+    )

@@ -30,40 +30,31 @@ the questions that the released code uses.
 text. For more attempts, raise both `env.max_turns` and `env.max_actions`.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "metamathqa"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.operations = (2, 3)
-    config.env.options.largest = 99
-    config.env.options.operators = "+-*/"
-    config.env.options.compare = "string"
-    config.env.options.path = config_dict.placeholder(str)  # JSON file to draw from instead
-    config.env.options.max_rows = config_dict.placeholder(
-        int
-    )  # maximum questions of the file; None: all
-    config.env.options.types = ""  # prefix of the question types to draw from
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.options.largest = 20  # few sums, so that each occurs repeatedly
-        config.env.options.operators = "+-"
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 2e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.25
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="metamathqa", **ONE_REPLY),
+        dict(
+            operations=(2, 3),
+            largest=99,
+            operators="+-*/",
+            compare="string",
+            path=placeholder(str),  # JSON file to draw from instead
+            max_rows=placeholder(int),  # maximum questions of the file; None: all
+            types="",  # prefix of the question types to draw from
+        ),
+        tiny={
+            **TINY_REPLIES,
+            "env.options.largest": 20,  # few sums, so that each occurs repeatedly
+            "env.options.operators": "+-",
+            "optimizer.learning_rate": 2e-4,
+            "warmstart.success": 0.25,
+        },
+    )

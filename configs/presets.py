@@ -1,9 +1,13 @@
 """Presets of all environments: a model and the settings that fit its size."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+
+from ragen_jax.configs import base, recipes
 
 LLMS = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -106,3 +110,56 @@ def apply(config: ConfigDict, model: str) -> None:
         config.env.options.tile = 8  # pixels; one token of the tower
     if model in DRAWING:
         config.env.options.observation = "image"
+
+
+# What presets `tiny` of environments with one short reply have in common.
+TINY_REPLIES = {
+    "rollout.groups": 32,
+    "rollout.max_new_tokens": 40,
+    "optimizer.schedule": "linear",
+    "diagnose.every": 5,
+    "warmstart.plan_moves": 1,
+    "warmstart.check_every": 25,
+    "steps": 120,
+}
+ONE_REPLY = {"max_turns": 1, "actions_per_turn": 1, "max_actions": 1}  # of env
+
+
+def build_config(
+    preset: str,
+    env: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    fields: Mapping[str, Any] | None = None,
+    tiny: Mapping[str, Any] | None = None,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ConfigDict:
+    """Build an environment's config of a preset: base.py, then what the environment changes.
+
+    Args:
+      preset: a model that the environment accepts, then recipes: "tiny+ppo".
+      env: fields of config.env, among them the name.
+      options: config.env.options.
+      fields: {dotted name: value} of further fields, which presets may change.
+      tiny: {dotted name: value} with the tiny agent; None: there is nothing that it could imitate.
+      models: model -> {dotted name: value} with that model.
+
+    Raises:
+      ValueError: an unknown model or recipe.
+    """
+    model, names = split(preset)
+    if model == "tiny" and tiny is None:
+        raise ValueError(
+            f"configs/{env['name']}.py has no preset 'tiny': there is nothing to imitate"
+        )
+    config = base.get_config()
+    config.env.update(env)
+    for name, value in options.items():
+        config.env.options[name] = value
+    config.update_from_flattened_dict(dict(fields or {}))
+    apply(config, model)
+    if model in ("tiny", TINY_VL):
+        config.update_from_flattened_dict(dict(tiny or {}))
+    config.update_from_flattened_dict(dict((models or {}).get(model, {})))
+    recipes.apply(config, names)
+    return config

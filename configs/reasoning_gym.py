@@ -32,7 +32,7 @@ env.max_actions to the same number. `settings` on the command line replace those
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 # Settings that make a task short and simple enough for the tiny agent.
 SHORT = {
@@ -43,29 +43,16 @@ SHORT = {
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "reasoning_gym"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.task = "chain_sum"
-    config.env.options.level = 0
-    config.env.options.settings = ConfigDict()
-    config.env.options.attempts = 1
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.options.task = "leg_counting"
-        config.env.options.settings = ConfigDict(SHORT["leg_counting"])
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 4e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.eval.episodes = 512
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.25
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="reasoning_gym", **ONE_REPLY),
+        dict(task="chain_sum", level=0, settings={}, attempts=1),
+        tiny={
+            **TINY_REPLIES,
+            "env.options.task": "leg_counting",
+            "env.options.settings": SHORT["leg_counting"],
+            "optimizer.learning_rate": 4e-4,
+            "eval.episodes": 512,
+            "warmstart.success": 0.25,
+        },
+    )

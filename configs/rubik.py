@@ -24,21 +24,14 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "rubik"
-    config.env.options.moves = (
-        1,
-        6,
-    )  # minimum and maximum scrambling moves; an episode has ten actions
-    presets.apply(config, model)
-    if model == "tiny":
-        config.rollout.max_new_tokens = 32
-        config.warmstart.success = 0.1
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="rubik"),
+        dict(moves=(1, 6)),  # minimum and maximum scrambling moves; an episode has ten actions
+        tiny={"rollout.max_new_tokens": 32, "warmstart.success": 0.1},
+    )

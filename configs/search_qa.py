@@ -27,52 +27,44 @@ to use (released code: 20,000). `hops`, `things` and `worlds` are then ignored, 
 file of documents that BM25 searches.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "search_qa"
-    config.env.max_turns = 5
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 5
-    config.env.max_context = 5000
-    config.env.options.hops = (2, 2)
-    config.env.options.things = 100
-    config.env.options.worlds = 8
-    config.env.options.path = config_dict.placeholder(str)  # file to draw from instead
-    config.env.options.max_rows = config_dict.placeholder(
-        int
-    )  # maximum questions of the file; None: all
-    config.env.options.retriever = "bm25"  # retriever for questions of a file
-    for source in ("corpus", "index", "url"):  # source of documents
-        config.env.options[source] = config_dict.placeholder(str)
-    config.env.options.documents = 5
-    config.env.options.document_chars = 800
-    config.env.options.total_chars = 4000
-    config.rollout.groups = 16
-    config.rollout.group_size = 8
-    config.eval.episodes = 256
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.max_turns = 4  # a search more than two facts need
-        config.env.max_actions = 4
-        config.env.max_context = 0
-        config.env.options.things = 20
-        config.env.options.worlds = 32
-        config.env.options.documents = 1
-        config.rollout.group_size = 16
-        config.rollout.max_new_tokens = 24
-        config.optimizer.learning_rate = 2e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.2
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="search_qa", max_turns=5, actions_per_turn=1, max_actions=5, max_context=5000),
+        dict(
+            hops=(2, 2),
+            things=100,
+            worlds=8,
+            path=placeholder(str),  # file to draw from instead
+            max_rows=placeholder(int),  # maximum questions of the file; None: all
+            retriever="bm25",  # retriever for questions of a file
+            corpus=placeholder(str),  # this or one of the next two: source of documents
+            index=placeholder(str),
+            url=placeholder(str),
+            documents=5,
+            document_chars=800,
+            total_chars=4000,
+        ),
+        fields={"rollout.groups": 16, "rollout.group_size": 8, "eval.episodes": 256},
+        tiny={
+            **TINY_REPLIES,
+            "env.max_turns": 4,  # a search more than two facts need
+            "env.max_actions": 4,
+            "env.max_context": 0,
+            "env.options.things": 20,
+            "env.options.worlds": 32,
+            "env.options.documents": 1,
+            "rollout.groups": 16,
+            "rollout.group_size": 16,
+            "rollout.max_new_tokens": 24,
+            "optimizer.learning_rate": 2e-4,
+            "warmstart.success": 0.2,
+        },
+    )

@@ -37,26 +37,22 @@ qwen2.5-vl-3b
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "sokoban"
-    config.env.options.size = (6, 6)
-    config.env.options.num_boxes = 1
-    config.env.options.observation = "grid"
-    config.env.options.min_solution = 3
-    config.env.options.max_solution = 10  # the action budget of an episode
-    presets.apply(config, model)
-    if model in ("tiny", presets.TINY_VL):
-        config.env.format_penalty = -1.0
-        config.rollout.max_new_tokens = 22
-    if model == "qwen2.5-3b":
-        config.algorithm.name = "ppo"
+    return build_config(
+        preset,
+        dict(name="sokoban"),
+        dict(
+            size=(6, 6),
+            num_boxes=1,
+            observation="grid",
+            min_solution=3,
+            max_solution=10,  # the action budget of an episode
+        ),
+        tiny={"env.format_penalty": -1.0, "rollout.max_new_tokens": 22},
         # Split the sampling weights, because the critic needs their memory (docs/preflight.md).
-        config.sampling_mesh.tensor = 2
-    recipes.apply(config, names)
-    return config
+        models={"qwen2.5-3b": {"algorithm.name": "ppo", "sampling_mesh.tensor": 2}},
+    )

@@ -24,28 +24,22 @@ of 9x9 need more placements or more turns.
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "sudoku"
-    config.env.max_turns = 5
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 5
-    config.env.options.size = 4
-    config.env.options.blanks = (4, 8)
-    config.env.options.placements = 2
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.max_turns = 8
-        config.env.max_actions = 8
-        config.env.options.blanks = (4, 6)
-        config.env.options.placements = 1
-        config.rollout.max_new_tokens = 32
-        config.warmstart.plan_moves = 1
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="sudoku", max_turns=5, actions_per_turn=1, max_actions=5),
+        dict(size=4, blanks=(4, 8), placements=2),
+        tiny={
+            "env.max_turns": 8,
+            "env.max_actions": 8,
+            "env.options.blanks": (4, 6),
+            "env.options.placements": 1,
+            "rollout.max_new_tokens": 32,
+            "warmstart.plan_moves": 1,
+            "steps": 120,
+        },
+    )

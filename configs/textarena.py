@@ -13,22 +13,13 @@ Time and score depend on the game. There is no tiny preset, because there is no 
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
-    model, names = presets.split(preset)
-    if model == "tiny":
-        raise ValueError("configs/textarena.py has no preset 'tiny': there is nothing to imitate")
-    config = base.get_config()
-    config.env.name = "textarena"
-    config.env.options.id = ""
-    config.env.options.arguments = {}
-    config.env.options.success_reward = 1.0
-    config.env.max_turns = 10
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 10
-    presets.apply(config, model)
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="textarena", max_turns=10, actions_per_turn=1, max_actions=10),
+        dict(id="", arguments={}, success_reward=1.0),
+    )

@@ -29,52 +29,45 @@ With `binary=True`, the reward is that of the released code: 1 for a purchase th
 respects, otherwise 0.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "webshop"
-    config.env.max_turns = 9
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 9
-    config.env.max_context = 15_000
-    config.env.options.products = 1000
-    config.env.options.catalogue_seed = 0
-    config.env.options.options = 2  # maximum choices (color, size, ...) of a generated product
-    config.env.options.per_page = 10
-    config.env.options.show_attributes = False
-    config.env.options.show_choices = True
-    config.env.options.show_clicked = False
-    config.env.options.binary = False
-    for name in ("path", "attributes_path", "instructions_path", "nouns_path"):
-        config.env.options[name] = config_dict.placeholder(str)  # files to draw from instead
-    config.rollout.groups = 16
-    config.rollout.group_size = 8
-    config.eval.episodes = 256
-    presets.apply(config, model)
-    if model == "tiny":
-        config.env.max_turns = 6
-        config.env.max_actions = 6
-        config.env.max_context = 0
-        config.env.options.products = 4000
-        config.env.options.options = 1
-        config.env.options.per_page = 3
-        config.env.options.show_choices = False
-        config.env.options.show_clicked = True
-        config.rollout.groups = 8
-        config.rollout.group_size = 16
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 2e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.rooms = 2600  # of 2,998 goals; the rest are for checks
-        config.warmstart.plan_moves = 1
-        config.warmstart.check_every = 25
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="webshop", max_turns=9, actions_per_turn=1, max_actions=9, max_context=15_000),
+        dict(
+            products=1000,
+            catalogue_seed=0,
+            options=2,  # maximum choices (color, size, ...) of a generated product
+            per_page=10,
+            show_attributes=False,
+            show_choices=True,
+            show_clicked=False,
+            binary=False,
+            path=placeholder(str),  # this and the next three: files to draw from instead
+            attributes_path=placeholder(str),
+            instructions_path=placeholder(str),
+            nouns_path=placeholder(str),
+        ),
+        fields={"rollout.groups": 16, "rollout.group_size": 8, "eval.episodes": 256},
+        tiny={
+            **TINY_REPLIES,
+            "env.max_turns": 6,
+            "env.max_actions": 6,
+            "env.max_context": 0,
+            "env.options.products": 4000,
+            "env.options.options": 1,
+            "env.options.per_page": 3,
+            "env.options.show_choices": False,
+            "env.options.show_clicked": True,
+            "rollout.groups": 8,
+            "rollout.group_size": 16,
+            "optimizer.learning_rate": 2e-4,
+            "warmstart.rooms": 2600,  # of 2,998 goals; the rest are for checks
+        },
+    )

@@ -198,7 +198,7 @@ def update(model, params, opt_state, reference, batch, advantage_BT, keep_G, ste
 
 def train(model, params, tokenizer, config, steps):
     """Yield (params, metrics) after each step."""
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     chat = build_chat(config, tokenizer, environment)  # writes prompts and parses replies
     reference, opt_state = params, OPTIMIZER.init(params)
     for step in range(1, steps + 1):

@@ -16,12 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_environment
 from ragen_jax.config.fields import plays_heldout
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -37,7 +38,7 @@ from ragen_jax.storage.console_streams import show
 CUT = 300  # maximum number of characters shown per problem
 
 
-def describe(config: ConfigDict, rows: int) -> Iterator[str]:
+def describe(config: Config, rows: int) -> Iterator[str]:
     """Yield lines that describe config.env.
 
     Args:
@@ -49,8 +50,8 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
         problem, or a run of the config would play more held-out problems (eval.episodes) than there
         are distinct ones.
     """
-    environment = build_environment(config, "train")
-    options = config.env.options.to_dict()
+    environment = build_environment(config.env, "train")
+    options = config.env.options
     path = options.get("path") or options.get("hub")
     failed: list[str] = []  # problems for which the environment raised
     if path is None or not isinstance(environment, FileEnvironment):
@@ -138,7 +139,7 @@ def main(argv: Sequence[str]) -> None:
         if ROWS.value < 0:
             raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
         faults = []
-        for config in per_task_configs(CONFIG.value).values():
+        for config in per_task_configs(freeze(Config, CONFIG.value)).values():
             try:
                 for line in describe(config, ROWS.value):
                     show(line)

@@ -23,14 +23,13 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes
-from ragen_jax.config.check import check
 from ragen_jax.config.fields import unused_fields, warning
+from ragen_jax.config.load import load_config
 from ragen_jax.config.stored import fields_of, read_run_config
+from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
@@ -43,7 +42,6 @@ from ragen_jax.run.diagnose import heldout_gradients
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.run.log import write_gradients
-from ragen_jax.run.step import Diagnosis
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
@@ -69,7 +67,7 @@ def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
     ]
 
 
-def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> ConfigDict:
+def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Config:
     """Return the config of --workdir, in which the command line has set the fields `names`.
 
     Raises:
@@ -88,13 +86,13 @@ def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Confi
             f"{', '.join(f'config.{name}' for name in refused)} cannot be set when a run is "
             f"evaluated; fields that evaluation reads: {', '.join(read)} (not env.pool)"
         )
-    return CONFIG.value
+    return load_config(CONFIG.value, workdir)
 
 
 COLLAPSE_PROBLEMS = 64  # number of held-out problems whose reasonings are cross-scored
 
 
-def warn_unread(config: ConfigDict, names: Sequence[str]) -> None:
+def warn_unread(config: Config, names: Sequence[str]) -> None:
     """Print a line about the fields of `names` that the evaluation ignores, if any."""
     ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
     # Evaluation reads these fields whether or not training would diagnose and evaluate.
@@ -104,7 +102,7 @@ def warn_unread(config: ConfigDict, names: Sequence[str]) -> None:
         console(line)
 
 
-def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy, step: int) -> Metrics:
+def checkpoint_gradients(config: Config, workdir: Path, policy: Policy, step: int) -> Metrics:
     """Return the gradient/* metrics of a run's checkpoint at `step`, on held-out problems.
 
     Args:
@@ -116,18 +114,15 @@ def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy, step
     learner, state = build_learner(config, initial.model, initial.params, *meshes, album)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     state = checkpoints.restore(step, state)
-    settings = Diagnosis(**config.diagnose)
-    return heldout_gradients(learner, state, policy.params, policy.tasks, settings)
+    return heldout_gradients(learner, state, policy.params, policy.tasks, config.diagnose)
 
 
-def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
+def of_model(path: str, names: Sequence[str]) -> tuple[Config, Policy]:
     """Return (config, policy ready for sampling) of --model, which is a model or an adapter."""
-    config = CONFIG.value
+    given = CONFIG.value
     adapted = lora.is_adapter(path)
-    config.model.path = lora.base_model(path) if adapted else path
-    fill_auto_fields(config, jax.devices())
-    fill_date(config, None, command.today())
-    check(config)
+    given.model.path = lora.base_model(path) if adapted else path
+    config = load_config(given)
     warn_unread(config, names)
     if adapted:
         policy = load_adapted(Path(path), config, heldout=True)
@@ -138,9 +133,7 @@ def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
     return config, policy._replace(params=params)
 
 
-def write_evaluation(
-    path: Path, config: ConfigDict, names: Sequence[str], metrics: Metrics
-) -> None:
+def write_evaluation(path: Path, config: Config, names: Sequence[str], metrics: Metrics) -> None:
     """Write the metrics as JSON.
 
     The file also names the model, the date in its prompts and the fields that the command line set.
@@ -177,7 +170,6 @@ def main(argv: Sequence[str]) -> None:
             if out is None or GRADIENTS.value:
                 refuse_links(workdir)
             config = config_of_run(workdir, names, GRADIENTS.value)
-            fill_date(config, workdir, command.today())
             trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)

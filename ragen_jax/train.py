@@ -22,12 +22,12 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes, resumable
-from ragen_jax.config.check import check
 from ragen_jax.config.fields import unused_fields, warning
+from ragen_jax.config.load import load_config
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
+from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process, main_process_first
 from ragen_jax.programs.monitor import CompileMonitor, monitor_compilation
@@ -42,7 +42,6 @@ from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.reports import Reports
 from ragen_jax.run.stages import StepContext, inform, make_batch, watch
-from ragen_jax.run.step import Diagnosis
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import lock_workdir, new_folder, set_evaluations_aside
@@ -61,7 +60,7 @@ from ragen_jax.update.state import TrainState
 
 
 def train(
-    config: ConfigDict,
+    config: ConfigDict | Config,
     workdir: Path,
     *,
     repair: bool = False,
@@ -79,6 +78,8 @@ def train(
       DiskRefused: the disk failed for longer than checkpoint.disk_retry_seconds, or the folder
         was renamed or removed.
     """
+    with command.bad_input():
+        config = load_config(config, workdir)
     with contextlib.ExitStack() as held, monitor_compilation() as compiling:
         held.enter_context(retry_disk_errors(config.checkpoint.disk_retry_seconds, console))
         folder = None
@@ -109,7 +110,7 @@ def train(
         return exit_code
 
 
-def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
+def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
     """Run the iterations after `state` to the end of the run; return the exit code."""
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
@@ -159,7 +160,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
 
 def start(
-    config: ConfigDict,
+    config: Config,
     folder: RunFolder,
     compiling: CompileMonitor,
     preemption: Preemption,
@@ -172,9 +173,6 @@ def start(
     """
     workdir = folder.path
     with command.bad_input():
-        fill_auto_fields(config, jax.devices())
-        fill_date(config, workdir, command.today())
-        check(config)
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
@@ -227,9 +225,9 @@ def start(
             checkpoint=config.checkpoint.every,
         ),
         step_rows=learner.step_rows,
-        diagnosis=Diagnosis(**config.diagnose),
-        stopping=config.stopping.to_dict(),
-        regimes=config.regimes.to_dict(),
+        diagnosis=config.diagnose,
+        stopping=config.stopping,
+        regimes=config.regimes,
         model=model,
         tokenizer=tokenizer,
         tasks=tasks,
@@ -251,7 +249,7 @@ def start(
     return run, learner, state
 
 
-def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> None:
+def export(config: Config, run: Run, learner: Learner, state: TrainState) -> None:
     """Write the trained model: policy/, and adapter/ of a LoRA run."""
     params, adapters = state.params, None
     if learner.frozen is not None and learner.frozen.params is not None:
@@ -272,18 +270,15 @@ def main(argv: Sequence[str]) -> None:
                 f"--workdir is {WORKDIR.value}; it must be a path that all processes see, such "
                 "as an NFS mount: metrics.jsonl is appended to, which a bucket cannot do"
             )
-        config = CONFIG.value
-        devices = jax.devices()
-        fill_auto_fields(config, devices)
-        check(config)
-        if WORKDIR.value:
-            workdir = Path(WORKDIR.value)
-            if workdir.exists() and not workdir.is_dir():
-                raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
-        else:
+        workdir = Path(WORKDIR.value) if WORKDIR.value else None
+        if workdir and workdir.exists() and not workdir.is_dir():
+            raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
+        config = load_config(CONFIG.value, workdir)
+        if workdir is None:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
             with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
                 workdir = new_folder(Path("runs"), name)
+    devices = jax.devices()
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
     line = warning(unused_fields(config, command.overrides()))

@@ -45,7 +45,7 @@ from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
-LONGEST = [Path(__file__).with_name(f"test_{name}.py") for name in ("sharding", "train")]
+LONGEST = [Path(__file__).parent / name for name in ("core/test_sharding.py", "test_train.py")]
 CORE = "fast and not medium and not long and not slow"  # the tests of `pytest` without arguments
 STANDARD = "not long and not slow"  # the tests of a file that is named
 
@@ -202,7 +202,7 @@ def agent(tmp_path_factory, optimised):
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory = tiny_model(config, folder / "agent")
     model, params, tokenizer = hf.load(directory)
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     home = tmp_path_factory.mktemp("xdg")
     return Agent(config, directory, home, model, params, tokenizer, environment)
 

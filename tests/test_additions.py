@@ -15,6 +15,7 @@ from ragen_jax.algorithm.batch import make_batch, take_rows
 from ragen_jax.algorithm.rewards import add_rewards
 from ragen_jax.config.build import build_learner, build_meshes
 from ragen_jax.config.check import check
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base
 from ragen_jax.model import config_json, families, weights
@@ -23,7 +24,7 @@ from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import diagnose
 from ragen_jax.run.stages import StepContext
-from ragen_jax.run.step import Diagnosis, Played
+from ragen_jax.run.step import Played
 from ragen_jax.update import token_logps
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
@@ -61,7 +62,7 @@ def learn(make_turn, make_episode):
         mesh, _ = build_meshes(config)
         params = init_params(SHAPE, jax.random.key(0))
         before = jax.device_get(params)
-        learner, state = build_learner(config, Qwen(SHAPE), params, mesh)
+        learner, state = build_learner(load_config(config), Qwen(SHAPE), params, mesh)
         batch, return_GK = add_rewards(make_batch(episodes), episodes, format_penalty=0.0)
         batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
         outcomes = Outcomes(return_GK, np.full((G, K), 4), np.zeros((G, K), bool))
@@ -169,7 +170,7 @@ def test_a_diagnostic(config, make_turn, make_episode, monkeypatch):
     one, two = ([make_episode(0, 0, [make_turn([1], [2])] * turns)] for turns in (1, 3))
     tasks = [SimpleNamespace(label=label) for label in ("first", "second")]
     config.diagnose.every = 2
-    run = SimpleNamespace(diagnosis=Diagnosis(**config.diagnose), tasks=tasks)
+    run = SimpleNamespace(diagnosis=load_config(config).diagnose, tasks=tasks)
     played = Played(selected=one + two, episodes_E=[one, two], returns_E=[None, None])
     for number, expected in (
         (1, {}),

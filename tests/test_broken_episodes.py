@@ -17,6 +17,7 @@ from ragen_jax.algorithm.algorithms import ALGORITHMS, Credit, token_advantages
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.algorithm.bonus import entropy_weights
 from ragen_jax.algorithm.zero_variance import zero_variance_signs
+from ragen_jax.configs.base import Filter, Stopping, VarianceRule
 from ragen_jax.core.task_shares import Part
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, style_metrics
 from ragen_jax.diagnostics.intervals import paired_gain
@@ -30,6 +31,7 @@ from ragen_jax.run.run_files import read_outcomes
 from ragen_jax.run.stages import mean_variance
 from ragen_jax.run.step import Played
 from ragen_jax.update.learner import Outcomes, deal_at_random, filter_metrics
+from ragen_jax.update.selection import select_episodes
 
 pytestmark = pytest.mark.fast
 
@@ -160,7 +162,7 @@ def test_no_algorithm_sees_broken_members(name, normalize):
     np.testing.assert_allclose(pick(found[0]), found[1], rtol=1e-4, atol=1e-5)
 
 
-SETTINGS = filter.Filter(
+SETTINGS = Filter(
     **dict(strategy="none", value=0.9, metric="reward_variance", mode="linear", keep="largest"),
     **dict(include_zero=False, eps=0.01, loss_scale="linear", at_random=False),
     **dict(top_members=0, bottom_members=0),
@@ -177,7 +179,7 @@ def test_a_group_with_one_sound_member_is_never_kept(strategy, value, mode, incl
         chosen = dataclasses.replace(
             SETTINGS, strategy=strategy, mode=mode, include_zero=include_zero, top_members=members
         )
-        score_G, keep_GK = filter.select_episodes(
+        score_G, keep_GK = select_episodes(
             *(chosen, (3,), return_GK, return_GK, return_GK),
             **dict(value_E=(value,), sound_GK=sound_GK),
         )
@@ -314,11 +316,7 @@ def test_the_mean_variance_is_that_of_groups_with_sound_members():
     sound_GK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
     assert mean_variance(return_GK, sound_GK) == pytest.approx((0.5 + 3) / 2)
     assert np.isnan(mean_variance(return_GK, np.zeros((3, 3), bool)))
-    config = {
-        "variance": dict(action="stop", patience=1, ratio=0.1, baseline=1),
-        **{rule: dict(action="off", patience=1, least=0.0) for rule in ("success", "empty")},
-        "nonfinite": dict(action="off", patience=1),
-    }
+    config = Stopping(variance=VarianceRule(patience=1, baseline=1))
     state, _ = update_stopping(init_stopping(), config, variance_E=[1.0], kept=1, skipped=0)
     _, fired = update_stopping(state, config, variance_E=[np.nan], kept=1, skipped=0)
     assert not fired

@@ -245,7 +245,7 @@ def regimes() -> Picture:
     p.text(
         30,
         268,
-        "Low: below half (regimes.low) of the run's level. Entropy alone sees columns, no rows.",
+        "Low: below half of the run's level. Entropy alone sees columns, no rows.",
         colour="pale",
         small=True,
     )

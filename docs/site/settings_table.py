@@ -42,7 +42,7 @@ def config_markdown() -> str:
 def row(name: str, value: Any, meanings: dict[str, str]) -> str:
     """A field's row; what is said of its subsection (model.lora) stands before its own meaning."""
     parent = name.rpartition(".")[0]
-    about = [meanings[parent]] if "." in parent else []
+    about = [meanings[parent].rstrip(".")] if "." in parent else []
     about = "; ".join(part for part in (*about, meanings[name]) if part)
     domain = FIELDS[name]
     deciding = dict.fromkeys(other for when in domain.read for other in when.names)
@@ -57,39 +57,36 @@ def text(plain: str) -> str:
 
 
 def comments(source: str) -> dict[str, str]:
-    """{field or section: its comment}, in their order, of the `SETTINGS` of configs/base.py.
+    """{field or section: what is said of it}, in their order, of the `Config` of configs/base.py.
 
-    A field's comment is in the lines above it that hold nothing else, or behind it; a section's,
-    too, behind the parenthesis that opens it. A section on one line has one comment, its own.
+    A field's comment is in the lines above it that hold nothing else, or behind it; a section's is
+    the docstring of its class.
     """
     alone, behind = {}, {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             where = alone if token.line.lstrip().startswith("#") else behind
             where[token.start[0]] = token.string.lstrip("# ").strip()
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     found = {}
 
-    def walk(call: ast.Call, prefix: str, opened: int) -> None:
-        for keyword in call.keywords:
-            name, line, above = f"{prefix}{keyword.arg}", keyword.lineno, []
+    def walk(section: ast.ClassDef, prefix: str) -> None:
+        for node in section.body:
+            if not isinstance(node, ast.AnnAssign):
+                continue
+            name, line, above = f"{prefix}{ast.unparse(node.target)}", node.lineno, []
+            inner = classes.get(ast.unparse(node.annotation))
+            if inner is not None:
+                found[name] = " ".join((ast.get_docstring(inner) or "").split())
+                walk(inner, f"{name}.")
+                continue
             while line - 1 in alone:
                 line -= 1
                 above.insert(0, alone[line])
-            section = isinstance(keyword.value, ast.Call) and keyword.value.keywords
-            own = behind.get(keyword.lineno)
-            found[name] = " ".join([*above, *([own] if own else [])])
-            if keyword.lineno == opened:
-                found[name] = ""
-            if section:
-                walk(keyword.value, f"{name}.", keyword.lineno)
+            own = [behind[n] for n in range(node.lineno, node.end_lineno + 1) if n in behind]
+            found[name] = " ".join([*above, *own])
 
-    (fields,) = [
-        node.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS"
-    ]
-    assert isinstance(fields, ast.Call)
-    walk(fields, "", 0)
+    walk(classes["Config"], "")
     return found
 
 

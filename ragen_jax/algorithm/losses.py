@@ -271,6 +271,7 @@ KL_KINDS = {
     "abs+": _with_gradient_of_k2(_abs),
     "k3+": _with_gradient_of_k2(_k3),
 }
+EXACT = "exact"  # the kl_kind that sums over the whole vocabulary instead of estimating
 
 
 def kl(logp_BT: Array, ref_logp_BT: Array, kind: str) -> jax.Array:

@@ -16,7 +16,9 @@ from ragen_jax.config.check import check_domains
 from ragen_jax.config.fields import field
 from ragen_jax.config.per_task import minibatch_rows
 from ragen_jax.config.stored import stored_date
+from ragen_jax.configs.base import Config, Model
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.core.domains import freeze
 from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
 from ragen_jax.model import families, hf, weights
 from ragen_jax.model.dates import AUTO
@@ -69,12 +71,12 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     fill(SIZES[size])
     training, _ = split_devices(devices, config.sampling_mesh.devices)
     shards = data_shards(make_mesh(**config.mesh, devices=training))
-    rows = min(ROWS[size], minibatch_rows(config) // shards)
+    rows = min(ROWS[size], minibatch_rows(freeze(Config, config)) // shards)
     fill({"optimizer.micro_batch": shards * max(1, rows)})
 
 
-def fill_date(config: ConfigDict, workdir: Path | None, today: datetime.date) -> None:
-    """Fill in an open model.date, in place: the date of the run in `workdir`, else `today`.
+def run_date(model: Model, workdir: Path | None, today: datetime.date) -> str:
+    """Return model.date; if it is open, the date of the run in `workdir`, else `today`.
 
     The date of a tiny agent stays open: its template writes no date.
 
@@ -84,7 +86,7 @@ def fill_date(config: ConfigDict, workdir: Path | None, today: datetime.date) ->
     Raises:
       ValueError: the config.json in `workdir` is damaged.
     """
-    if config.model.path == "tiny" or config.model.date != AUTO:
-        return
+    if model.path == "tiny" or model.date != AUTO:
+        return model.date
     stored = None if workdir is None else stored_date(workdir, today.isoformat())
-    config.model.date = stored or today.isoformat()
+    return stored or today.isoformat()

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from ragen_jax.algorithm.algorithms import Credit
-from ragen_jax.algorithm.filter import Filter
 from ragen_jax.algorithm.rewards import Penalties
+from ragen_jax.algorithm.schedules import learning_rates
 from ragen_jax.config.per_task import (
     has_critic,
     minibatch_rows,
@@ -23,6 +22,17 @@ from ragen_jax.config.per_task import (
     row_tokens,
     step_rows,
 )
+from ragen_jax.configs.base import (
+    Algorithm,
+    Config,
+    Env,
+    Eval,
+    Model,
+    Optimizer,
+    Reward,
+    Rollout,
+)
+from ragen_jax.core.domains import plain
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import (
     MEMORIES,
@@ -63,7 +73,7 @@ from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.storage.cache import content_hash
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
-from ragen_jax.update.optimize import learning_rates, make_optimizer
+from ragen_jax.update.optimize import make_optimizer
 from ragen_jax.update.policy import ForwardContext, Loss, init_state
 from ragen_jax.update.state import TrainState
 
@@ -71,8 +81,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def environment_settings(config: ConfigDict) -> dict[str, Any]:
-    """Return the JSON-like settings that determine the problems of config.env, for cache names.
+def environment_settings(env: Env) -> dict[str, Any]:
+    """Return the JSON-like settings that determine the problems of an environment, for cache names.
 
     Files of problems (the options `path` and `..._path`) and the sources of a user's environment
     count by their content, not by their location.
@@ -80,19 +90,19 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
     Raises:
       ValueError: a file cannot be read.
     """
-    options = config.env.options.to_dict() | hash_option_files(config)
-    code = code_hash(config.env.name)
-    return {"env": config.env.name if code is None else f"{config.env.name} {code}", **options}
+    options = plain(env.options) | hash_option_files(env)
+    code = code_hash(env.name)
+    return {"env": env.name if code is None else f"{env.name} {code}", **options}
 
 
-def hash_option_files(config: ConfigDict) -> dict[str, str]:
-    """Return {option: content hash} of the files and folders that config.env.options name.
+def hash_option_files(env: Env) -> dict[str, str]:
+    """Return {option: content hash} of the files and folders that an environment's options name.
 
     Raises:
       ValueError: a file or folder cannot be read.
     """
     found = {}
-    for name, value in config.env.options.to_dict().items():
+    for name, value in env.options.items():
         if (name == "path" or name.endswith("_path")) and value is not None:
             try:
                 found[name] = content_hash(value)
@@ -104,7 +114,7 @@ def hash_option_files(config: ConfigDict) -> dict[str, str]:
 TINY_NEEDS = ("words", "solve", "explain")  # methods of envs.types.SolvableEnvironment
 
 
-def tiny_words(config: ConfigDict) -> tuple[str, ...]:
+def tiny_words(config: Config) -> tuple[str, ...]:
     """Return the distinct words that the tiny agent's tokenizer does not split.
 
     Raises:
@@ -112,7 +122,7 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
     """
     words = {}
     for name, c in per_task_configs(config).items():
-        environment = build_environment(c, "train")
+        environment = build_environment(c.env, "train")
         missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
         if missing:
             how = getattr(environment, "solvable_by", "implement them")
@@ -128,7 +138,7 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
     return tuple(words)
 
 
-def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
+def tiny_tokenizer(config: Config) -> "PreTrainedTokenizerFast":
     """Build the tiny agent's tokenizer.
 
     Raises:
@@ -137,7 +147,7 @@ def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
     return build_tokenizer(tiny_words(config), sees=bool(config.warmstart.tower_layers))
 
 
-def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
+def build_styles(config: Config, environment: Environment) -> dict[str, Style]:
     """Return the styles that config.warmstart.styles mixes, in the environment's order.
 
     {} if there is no mixture.
@@ -145,7 +155,7 @@ def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Styl
     Raises:
       ValueError: the environment lacks a style, or the fractions are unusable.
     """
-    fractions = config.warmstart.styles.to_dict()
+    fractions = config.warmstart.styles
     if not fractions:
         return {}
     known = environment.styles if isinstance(environment, StyledEnvironment) else {}
@@ -158,30 +168,30 @@ def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Styl
     return {name: style for name, style in known.items() if fractions.get(name)}
 
 
-def build_environment(config: ConfigDict, split: str) -> Environment:
-    """Build the environment of config.env, which draws its problems from `split`.
+def build_environment(env: Env, split: str) -> Environment:
+    """Build an environment, which draws its problems from `split`.
 
     Raises:
       ValueError: the class cannot be found, options or values are unknown, env.actions_per_turn
         is above 1 for actions that are free text, or a pool has problems that do not recur.
     """
     try:
-        find_env(config.env.name)
+        find_env(env.name)
     except ValueError as error:
         raise ValueError(f"config.env.name: {error}") from error
     try:
-        environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+        environment = make_env(env.name, **plain(env.options), split=split)
     except ValueError as error:
-        raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
-    if not environment.actions and config.env.actions_per_turn != 1:
+        raise ValueError(f"config.env.options of {env.name!r}: {error}") from error
+    if not environment.actions and env.actions_per_turn != 1:
         raise ValueError(
-            f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, "
-            f"because in environment {config.env.name!r} the whole answer is one action"
+            f"config.env.actions_per_turn is {env.actions_per_turn}; accepted: 1, "
+            f"because in environment {env.name!r} the whole answer is one action"
         )
-    if config.env.pool and not resumable(environment):
+    if env.pool and not resumable(environment):
         raise ValueError(
-            f"config.env.pool is {config.env.pool}; accepted: 0, because environment "
-            f"{config.env.name!r} cannot repeat a problem"
+            f"config.env.pool is {env.pool}; accepted: 0, because environment "
+            f"{env.name!r} cannot repeat a problem"
         )
     return environment
 
@@ -192,7 +202,7 @@ def resumable(environment: Environment) -> bool:
 
 
 def build_chat(
-    config: ConfigDict,
+    config: Config,
     tokenizer: "PreTrainedTokenizerFast",
     environment: Environment,
     extra_stop_ids: Sequence[int] = (),
@@ -215,12 +225,12 @@ def build_chat(
     )
 
 
-def has_reference(config: ConfigDict) -> bool:
+def has_reference(config: Config) -> bool:
     """Return whether a run holds a separate KL reference (with LoRA it is the base model)."""
     return bool(config.algorithm.kl_coef) and not config.model.lora.rank
 
 
-def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
+def check_host_memory(config: Config, device: jax.Device) -> None:
     """Refuse a KL reference in host memory if the devices cannot copy from it.
 
     Raises:
@@ -236,9 +246,7 @@ def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
         )
 
 
-def build_meshes(
-    config: ConfigDict, devices: Sequence[jax.Device] | None = None
-) -> tuple[Mesh, Mesh]:
+def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> tuple[Mesh, Mesh]:
     """Return (training mesh, sampling and scoring mesh) over the devices (None: all devices).
 
     Raises:
@@ -248,11 +256,12 @@ def build_meshes(
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
-    mesh = sampling = make_mesh(**config.mesh, devices=training)
-    sizes = {name: config.sampling_mesh[name] for name in MESH_AXES}
+    trained_on = config.mesh.to_dict()
+    mesh = sampling = make_mesh(**trained_on, devices=training)
+    sizes = {name: getattr(config.sampling_mesh, name) for name in MESH_AXES}
     if apart or any(sizes.values()):
         try:
-            sampling = make_mesh(**(sizes if any(sizes.values()) else config.mesh), devices=sampled)
+            sampling = make_mesh(**(sizes if any(sizes.values()) else trained_on), devices=sampled)
         except ValueError as error:
             raise ValueError(f"config.sampling_{error}") from error
     if config.optimizer.micro_batch % data_shards(mesh):
@@ -293,7 +302,7 @@ def tiny_images() -> ImageConfig:
     )
 
 
-def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
+def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
     """Return the `ModelConfig` of the tiny agent that imitation learning trains.
 
     Raises:
@@ -339,13 +348,13 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
     )
 
 
-def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
-    """Build the `Qwen` of a `ModelConfig` with the dtype, kernel and remat of the config.
+def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
+    """Build the `Qwen` of a `ModelConfig` with the dtype, kernel and remat of config.model.
 
     Raises:
       ValueError: the kernel does not run on the mesh's devices.
     """
-    m, platform = config.model, mesh.devices.flat[0].platform
+    m, platform = settings, mesh.devices.flat[0].platform
     kernel = best_kernel(platform, m.dtype, shape.head_dim)
     if m.attention not in ("auto", "xla", kernel):
         raise ValueError(
@@ -357,9 +366,9 @@ def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
     return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
 
 
-def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+def build_optimizer(settings: Optimizer) -> optax.GradientTransformation:
     """Build the optimizer of policy and critic, with learning rate 1."""
-    o = config.optimizer
+    o = settings
     return make_optimizer(
         b1=o.b1,
         b2=o.b2,
@@ -369,13 +378,13 @@ def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     )
 
 
-def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
+def step_rates(config: Config, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (policy's, critic's) float32 learning rates of a step's minibatches.
 
     They depend only on the step number, not on dropped groups or skipped updates. The policy's
     schedule begins after the steps in which only the critic is trained.
     """
-    o, first = config.optimizer, config.critic.warmup_steps if has_critic(config) else 0
+    o, first = config.optimizer, config.critic.warmup_steps if has_critic(config.algorithm) else 0
 
     def rates(largest, start):
         schedule = learning_rates(
@@ -391,7 +400,7 @@ def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
     return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
 
 
-def build_loss(config: ConfigDict) -> Loss:
+def build_loss(config: Config) -> Loss:
     """Build the config's `policy.Loss`."""
     a = config.algorithm
     return Loss(
@@ -408,9 +417,9 @@ def build_loss(config: ConfigDict) -> Loss:
     )
 
 
-def build_credit(config: ConfigDict) -> Credit:
+def build_credit(algorithm: Algorithm, reward: Reward) -> Credit:
     """Build the config's `algorithms.Credit`."""
-    a, r = config.algorithm, config.reward
+    a, r = algorithm, reward
     return Credit(
         name=a.name,
         gamma=a.gamma,
@@ -424,7 +433,7 @@ def build_credit(config: ConfigDict) -> Credit:
     )
 
 
-def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
+def build_value_loss(config: Config) -> critic.ValueLoss:
     """Build the config's `critic.ValueLoss`."""
     return critic.ValueLoss(
         clip=config.critic.clip,
@@ -433,7 +442,7 @@ def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
     )
 
 
-def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
+def build_adapters(config: Config, model: Qwen, mesh: Mesh) -> Params:
     """Build the config's LoRA adapters, newly initialized, on the mesh."""
     settings = config.model.lora
     key = stream_key(Purpose.ADAPTERS, config.seed)
@@ -443,7 +452,7 @@ def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
     return lora.place_adapters(adapters, model, mesh)
 
 
-def build_budgets(config: ConfigDict) -> Budgets:
+def build_budgets(config: Config) -> Budgets:
     """Build the config's `Budgets`."""
     return Budgets(
         max_turns=config.env.max_turns,
@@ -452,18 +461,18 @@ def build_budgets(config: ConfigDict) -> Budgets:
     )
 
 
-def build_limits(config: ConfigDict) -> Limits:
+def build_limits(env: Env) -> Limits:
     """Build the config's time `Limits` for environments."""
-    return Limits(time_limit=config.env.time_limit, workers=config.env.workers)
+    return Limits(time_limit=env.time_limit, workers=env.workers)
 
 
-def build_collecting(config: ConfigDict) -> CollectSettings:
+def build_collecting(config: Config) -> CollectSettings:
     """Build the config's `CollectSettings`."""
     groups, pool = config.rollout.groups, config.env.pool
-    return CollectSettings(groups=groups, pool=pool, seed=config.seed, **config.collect)
+    return CollectSettings(groups=groups, pool=pool, seed=config.seed, **config.collect.to_dict())
 
 
-def build_penalties(config: ConfigDict) -> Penalties:
+def build_penalties(config: Config) -> Penalties:
     """Build the config's `Penalties`."""
     return Penalties(
         format_penalty=config.env.format_penalty,
@@ -472,22 +481,22 @@ def build_penalties(config: ConfigDict) -> Penalties:
     )
 
 
-def build_sampling(config: ConfigDict) -> Sampling:
+def build_sampling(rollout: Rollout) -> Sampling:
     """Build the `Sampling` of training."""
-    return Sampling(temperature=config.rollout.temperature)
+    return Sampling(temperature=rollout.temperature)
 
 
-def build_eval_sampling(config: ConfigDict) -> Sampling:
+def build_eval_sampling(settings: Eval) -> Sampling:
     """Build the `Sampling` of evaluation."""
     return Sampling(
-        temperature=config.eval.temperature,
-        top_k=config.eval.top_k,
-        top_p=config.eval.top_p,
-        min_p=config.eval.min_p,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
     )
 
 
-def needs_statistics(config: ConfigDict) -> bool:
+def needs_statistics(config: Config) -> bool:
     """Return whether a step recomputes its rows with the policy before the update."""
     a = config.algorithm
     kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
@@ -496,7 +505,7 @@ def needs_statistics(config: ConfigDict) -> bool:
 
 
 def build_learner(
-    config: ConfigDict,
+    config: Config,
     model: Qwen,
     params: Params,
     mesh: Mesh,
@@ -512,7 +521,7 @@ def build_learner(
     """
     c, a, o = config, config.algorithm, config.optimizer
     frozen = reference = critic_state = None
-    optimizer = build_optimizer(c)
+    optimizer = build_optimizer(c.optimizer)
     trained = params
     if c.model.lora.rank:
         # Frozen parameters keep the precision in which they are read.
@@ -528,7 +537,7 @@ def build_learner(
         )
         if a.kl_memory == "host":
             reference = in_memory(reference, "host")
-    if has_critic(c):
+    if has_critic(c.algorithm):
         backbone = critic.backbone_of(trained)
         critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)
     environments = per_task_configs(c)
@@ -538,9 +547,9 @@ def build_learner(
         mesh=mesh,
         sampling_mesh=sampling_mesh or mesh,
         parts=tuple(map(Part, labels, per_task_groups(c))),
-        filter=Filter(**c.filter),
+        filter=c.filter,
         reads_policy=needs_statistics(c),
-        credit=build_credit(c),
+        credit=build_credit(c.algorithm, c.reward),
         kl_in_reward=(a.kl_coef, a.kl_kind) if a.kl_coef and a.kl_in == "reward" else None,
         kl_control=(a.kl_target, a.kl_gain) if a.kl_target else None,
         kl_coef=a.kl_coef,

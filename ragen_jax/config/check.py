@@ -4,6 +4,8 @@ configs/base.py declares each field's accepted values; this module checks constr
 several fields.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from ragen_jax.algorithm import losses
@@ -19,22 +21,22 @@ from ragen_jax.config.per_task import (
     step_rows,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.core.domains import Field
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
-from ragen_jax.update.policy import EXACT
 
 STEP_TOKENS = 2**26  # maximum tokens sampled per step; more would need tens of GB on the host
 
 
-def check(config: ConfigDict) -> None:
-    """Refuse values that no run could use.
+def check(config: ConfigDict) -> Config:
+    """Return the frozen config; refuse values that no run could use.
 
     Raises:
       ValueError: the message names the field, its value and the accepted values.
     """
-    c = config
-    check_domains(c)
+    check_domains(config)
+    c = freeze(Config, config)
     check_algorithm(c)
     check_filter(c)
     check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
@@ -64,6 +66,7 @@ def check(config: ConfigDict) -> None:
         )
     check_sizes(c)
     check_warmstart(c)
+    return c
 
 
 def check_domains(config: ConfigDict) -> None:
@@ -81,17 +84,15 @@ def check_domains(config: ConfigDict) -> None:
         if name not in FIELDS:
             raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
     for name, domain in FIELDS.items():
-        _check_value(config, name, domain)
+        _check_value(name, field(config, name), domain)
     _check_also(config)
     for name, domain, _ in entries(config):
-        _check_value(config, name, domain)
+        _check_value(name, field(config, name), domain)
 
 
-def _check_value(config: ConfigDict, name: str, domain: Field) -> None:
-    value = field(config, name)
+def _check_value(name: str, value: Any, domain: Field) -> None:
     if not domain.accepts(value):
-        value = value.to_dict() if isinstance(value, ConfigDict) else value  # prints as one line
-        raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
+        raise ValueError(f"config.{name} is {plain(value)!r}; it must be {domain.what}")
 
 
 def _check_also(config: ConfigDict) -> None:
@@ -110,7 +111,7 @@ def _check_also(config: ConfigDict) -> None:
             )
 
 
-def check_environment(config: ConfigDict, section: str) -> None:
+def check_environment(config: Config, section: str) -> None:
     """Check the section of an environment."""
     env = field(config, section)
     groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
@@ -127,7 +128,7 @@ def check_environment(config: ConfigDict, section: str) -> None:
         )
 
 
-def check_algorithm(config: ConfigDict) -> None:
+def check_algorithm(config: Config) -> None:
     """Check config.algorithm and the fields that must agree with it."""
     a = config.algorithm
 
@@ -142,7 +143,7 @@ def check_algorithm(config: ConfigDict) -> None:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
     if a.kl_target and not a.kl_coef:
         refuse("algorithm.kl_target", "it controls algorithm.kl_coef, which is 0")
-    if a.kl_in == "reward" and a.kl_kind == EXACT:
+    if a.kl_in == "reward" and a.kl_kind == losses.EXACT:
         refuse(
             "algorithm.kl_kind",
             "the KL in the reward is estimated for each token: " + ", ".join(losses.KL_KINDS),
@@ -176,7 +177,7 @@ def check_algorithm(config: ConfigDict) -> None:
             "a single group has no other prompt to compare with; set rollout.groups=2 or more",
         )
     for name, default in (("entropy_on", "all"), ("entropy_gate", 0)):
-        if a[name] != default and config.diagnose.gradients_every:
+        if getattr(a, name) != default and config.diagnose.gradients_every:
             refuse(
                 f"algorithm.{name}",
                 "gradient/ metrics assume the same bonus on every token; set "
@@ -195,7 +196,7 @@ def check_algorithm(config: ConfigDict) -> None:
         )
 
 
-def check_filter(config: ConfigDict) -> None:
+def check_filter(config: Config) -> None:
     """Check config.filter and the fields that must agree with it."""
     f = config.filter
     strategy = STRATEGIES[f.strategy]
@@ -228,7 +229,7 @@ def check_filter(config: ConfigDict) -> None:
         )
 
 
-def check_sizes(config: ConfigDict) -> None:
+def check_sizes(config: Config) -> None:
     """Check the sizes of a step and of its batches."""
     c = config
     tokens = step_rows(c) * row_tokens(c)
@@ -251,7 +252,7 @@ def check_sizes(config: ConfigDict) -> None:
         )
 
 
-def check_warmstart(config: ConfigDict) -> None:
+def check_warmstart(config: Config) -> None:
     """Check the settings of the tiny agent."""
     w = config.warmstart
     if w.width % (2 * w.heads):

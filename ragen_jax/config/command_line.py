@@ -17,7 +17,6 @@ from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
 from ragen_jax.config import help
-from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
@@ -208,9 +207,10 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
                     f"unexpected argument {rest[1 + words]!r}; overrides are --config.FIELD=VALUE"
                 )
             config = flags.FLAGS.config
+            sections = (config.env, *(part.env for _, part in config.also.items()))
             keep_freed_memory(
                 one_arena=config.model.path != "tiny"
-                or any(c.env.context == "full" for c in per_task_configs(config).values())
+                or any(env.context == "full" for env in sections)
             )
             if flags.FLAGS.distributed:
                 join_processes(os.environ)

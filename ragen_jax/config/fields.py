@@ -5,17 +5,18 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs.base import HELD_OUT, SETTINGS
-from ragen_jax.core.domains import Field, fields_by_name
+from ragen_jax.configs.base import HELD_OUT, Config
+from ragen_jax.core.domains import Field, Section, fields_by_name
 
-FIELDS = fields_by_name(SETTINGS)  # dotted name -> Field, in the order of base.py
+FIELDS = fields_by_name(Config)  # dotted name -> Field, in the order of base.py
 
 
-def field(config: ConfigDict, dotted: str) -> Any:
+def field(config: Config | ConfigDict, dotted: str) -> Any:
     """Return config.a.b for "a.b"."""
+    value: Any = config
     for name in dotted.split("."):
-        config = config[name]
-    return config
+        value = getattr(value, name) if isinstance(value, Section) else value[name]
+    return value
 
 
 # Sections that count as a single field.
@@ -36,7 +37,7 @@ def leaves(config: ConfigDict) -> dict[str, Any]:
     return dict(walk(config, ""))
 
 
-def entries(config: ConfigDict) -> Iterator[tuple[str, Field, Callable[[str], str]]]:
+def entries(config: Config | ConfigDict) -> Iterator[tuple[str, Field, Callable[[str], str]]]:
     """Yield (name, `Field`, resolve) of all fields.
 
     `resolve` turns a name in the `Field`'s conditions into the name of the field that it means for
@@ -55,12 +56,12 @@ def entries(config: ConfigDict) -> Iterator[tuple[str, Field, Callable[[str], st
                 yield inside(name), domain, inside
 
 
-def plays_heldout(config: ConfigDict) -> bool:
+def plays_heldout(config: Config) -> bool:
     """Return whether a run of the config ever plays held-out problems."""
     return HELD_OUT.holds(*(field(config, name) for name in HELD_OUT.names))
 
 
-def unused_fields(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
+def unused_fields(config: Config, names: Collection[str]) -> dict[str, str]:
     """Return {field: reason} for the fields in `names` that a run of the config never reads.
 
     Args:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
@@ -84,4 +85,4 @@ def suggestion(flag: str) -> str:
 
 def _fields() -> list[str]:
     """Return the dotted names of all fields of base.py."""
-    return list(flatten(base.get_config().to_dict()))
+    return list(flatten(Config().to_dict()))

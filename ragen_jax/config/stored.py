@@ -7,8 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.config.renamed import apply_renames
+from ragen_jax.config.renamed import apply_renames, drop_fixed
 from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
 from ragen_jax.model.dates import AUTO
 from ragen_jax.storage.console import console
@@ -84,6 +85,11 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
 
     stored = read_config_file(workdir)
     apply_renames(stored)
+    if fixed := drop_fixed(stored):
+        _print_once(
+            f"{Path(workdir) / 'config.json'} has {_list_fields(fixed)}, which are constants now "
+            "(ragen_jax/config/renamed.py); these values are ignored"
+        )
     config = ConfigDict(typed(stored))
     defaults = base.get_config()
     added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
@@ -138,7 +144,7 @@ MAY_CHANGE = (
 )
 
 
-def same_run(config: ConfigDict, workdir: Path) -> list[str]:
+def same_run(config: Config, workdir: Path) -> list[str]:
     """Return the fields of MAY_CHANGE in which a config differs from the run that it resumes.
 
     A model.date that is open in either config does not count: the run keeps its date.
@@ -183,7 +189,7 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     return changed
 
 
-def fields_of(config: ConfigDict) -> dict[str, Any]:
+def fields_of(config: Config | ConfigDict) -> dict[str, Any]:
     """Return {"a.b": value} of a config as config.json would hold it, with sequences as lists."""
     found = flatten(json.loads(json.dumps(config.to_dict())))
     return {name: value for name, value in found.items() if value != {}}

@@ -18,6 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ragen_jax.config.stored import read_config_file
+from ragen_jax.configs.base import Config
 from ragen_jax.core.sharding import from_main_process
 from ragen_jax.envs import names_code
 from ragen_jax.storage.atomic_io import atomic_write, make_folder, with_retries
@@ -79,7 +80,7 @@ def require_trust(
         )
 
 
-def sign(workdir: Path, config: ConfigDict) -> None:
+def sign(workdir: Path, config: Config) -> None:
     """Record in a run's folder that this user started the run, if its config names code.
 
     Without this record, resuming and evaluating the run require --trust. If it cannot be written, a
@@ -95,7 +96,7 @@ def sign(workdir: Path, config: ConfigDict) -> None:
     atomic_write(workdir / SIGNATURE, f"{_signature(key, json_of(config))}\n")
 
 
-def json_of(config: ConfigDict) -> dict[str, Any]:
+def json_of(config: Config) -> dict[str, Any]:
     """Return a config in the form of config.json."""
     return json.loads(json.dumps(config.to_dict()))
 

@@ -1,13 +1,32 @@
 """Fields of a config: the default, the accepted values, and when a run reads the field.
 
+A section of a config is a frozen dataclass whose fields are declared by the functions of this
+module: `groups: int = whole(8, 1, 2**14)`. To the type checker such a call is its default; at run
+time it is a dataclass field with a `Field` in its metadata.
+
 Bounds are wide: they refuse values that would overflow, hang or exhaust memory, not unwise values.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
 
+from flax.core import FrozenDict
 from ml_collections import ConfigDict
+
+DOMAIN = "domain"  # key of a dataclass field's metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Base class of a config and its sections, which are frozen dataclasses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as nested dictionaries, sorted by name."""
+        return plain(self)
+
+
+Frozen = TypeVar("Frozen", bound=Section)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,35 +45,49 @@ class Field:
     what: str  # the accepted values in words, to follow "it must be"
     accepts: Callable[[Any], bool]
     read: tuple[ReadWhen, ...]  # conditions that must all hold for a run to read it; (): always
+    parts: type[Section] | None = None  # of a section of sections: the dataclass of each
+
+    def declare(self) -> Any:
+        """Return the dataclass field with this domain."""
+        if isinstance(self.default, Mapping):  # a mapping is not a permitted default
+            return dataclasses.field(
+                default_factory=lambda: FrozenDict(self.default), metadata={DOMAIN: self}
+            )
+        return dataclasses.field(default=self.default, metadata={DOMAIN: self})
 
 
-def whole(default: int, least: int, most: int, *read: ReadWhen) -> Field:
+def whole(default: int, least: int, most: int, *read: ReadWhen) -> int:
     """Accept ints from `least` to `most`; bools are refused."""
 
     def accepts(value):
         return type(value) is int and least <= value <= most
 
-    return Field(default, f"a whole number from {least} to {most}", accepts, read)
+    return Field(default, f"a whole number from {least} to {most}", accepts, read).declare()
 
 
-def number(default: float, least: float, most: float, *read: ReadWhen) -> Field:
+def number(default: float, least: float, most: float, *read: ReadWhen) -> float:
     """Accept finite numbers from `least` to `most`, ints included."""
-    return Field(default, f"a number from {least} to {most}", _numbers(least, most), read)
+    accepts = _numbers(least, most)
+    return Field(default, f"a number from {least} to {most}", accepts, read).declare()
 
 
-def above(default: float, least: float, most: float, *read: ReadWhen) -> Field:
+def above(default: float, least: float, most: float, *read: ReadWhen) -> float:
     """Accept finite numbers above `least` and at most `most`."""
-    return Field(
-        default, f"a number above {least}, at most {most}", _numbers(least, most, least), read
-    )
+    return _above(default, least, most, read).declare()
 
 
-def numbers_above(default: tuple[float, ...], least: float, most: float, *read: ReadWhen) -> Field:
+def _above(default: float, least: float, most: float, read: tuple[ReadWhen, ...] = ()) -> Field:
+    what = f"a number above {least}, at most {most}"
+    return Field(default, what, _numbers(least, most, least), read)
+
+
+def numbers_above(
+    default: tuple[float, ...], least: float, most: float, *read: ReadWhen
+) -> tuple[float, ...]:
     """Accept a tuple (or list), possibly empty, of numbers that `above` accepts."""
-    member = above(most, least, most)
-    return Field(
-        default, f"a tuple in which each item is {member.what}", _tuples(member.accepts), read
-    )
+    member = _above(most, least, most)
+    what = f"a tuple in which each item is {member.what}"
+    return Field(default, what, _tuples(member.accepts), read).declare()
 
 
 def _numbers(least: float, most: float, open_end: float | None = None) -> Callable[[Any], bool]:
@@ -75,39 +108,54 @@ def _texts(choices: Collection[str]) -> Callable[[Any], bool]:
     return lambda value: type(value) is str and value in choices
 
 
-def one_of(default: str, choices: Collection[str], *read: ReadWhen) -> Field:
+def one_of(default: str, choices: Collection[str], *read: ReadWhen) -> str:
     """Accept a string from `choices`."""
-    return Field(default, f"one of {', '.join(choices)}", _texts(choices), read)
+    return Field(default, f"one of {', '.join(choices)}", _texts(choices), read).declare()
 
 
-def several_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
+def several_of(
+    default: tuple[str, ...], choices: Collection[str], *read: ReadWhen
+) -> tuple[str, ...]:
     """Accept a nonempty tuple (or list) of strings from `choices`."""
     accepts = _tuples(_texts(choices), fewest=1)
-    return Field(default, f"a list of {', '.join(choices)}", accepts, read)
+    return Field(default, f"a list of {', '.join(choices)}", accepts, read).declare()
 
 
-def any_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
+def any_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> tuple[str, ...]:
     """Accept a tuple (or list), possibly empty, of strings from `choices`."""
     what = f"a tuple in which each item is one of {', '.join(choices)}"
-    return Field(default, what, _tuples(_texts(choices)), read)
+    return Field(default, what, _tuples(_texts(choices)), read).declare()
 
 
-def flag(default: bool, *read: ReadWhen) -> Field:
+def flag(default: bool, *read: ReadWhen) -> bool:
     """Accept True or False."""
-    return Field(default, "True or False", lambda value: type(value) is bool, read)
+    return Field(default, "True or False", lambda value: type(value) is bool, read).declare()
 
 
-def text(default: str, *read: ReadWhen) -> Field:
+def text(default: str, *read: ReadWhen) -> str:
     """Accept a nonempty string."""
-    return Field(default, "a text", lambda value: type(value) is str and value.strip() != "", read)
+
+    def accepts(value):
+        return type(value) is str and value.strip() != ""
+
+    return Field(default, "a text", accepts, read).declare()
 
 
-def section(default: dict[str, Any], *read: ReadWhen) -> Field:
-    """Accept a section whose fields are not declared in the settings."""
-    return Field(default, "a section", lambda value: isinstance(value, ConfigDict), read)
+def _is_section(value: Any) -> bool:
+    return isinstance(value, ConfigDict)
 
 
-def fractions(default: dict[str, float], *read: ReadWhen) -> Field:
+def section(default: dict[str, Any], *read: ReadWhen) -> Mapping[str, Any]:
+    """Accept a section whose fields are not declared; frozen, it is a read-only mapping."""
+    return Field(default, "a section", _is_section, read).declare()
+
+
+def sections(parts: type[Frozen]) -> Mapping[str, Frozen]:
+    """Accept a section, empty by default, whose fields are sections of the fields of `parts`."""
+    return Field({}, "a section", _is_section, (), parts).declare()
+
+
+def fractions(default: dict[str, float], *read: ReadWhen) -> Mapping[str, float]:
     """Accept a section, possibly empty, of numbers from 0 to 1 that are not all 0."""
     accepts_one = _numbers(0, 1)
 
@@ -115,26 +163,75 @@ def fractions(default: dict[str, float], *read: ReadWhen) -> Field:
         values = list(value.values()) if isinstance(value, ConfigDict) else [None]
         return not values or (all(map(accepts_one, values)) and max(values) > 0)
 
-    return Field(default, "a section of fractions from 0 to 1, not all 0", accepts, read)
+    return Field(default, "a section of fractions from 0 to 1, not all 0", accepts, read).declare()
 
 
-Settings = dict[str, Any]  # name -> Field, or Settings of a section
-
-
-def default_values(settings: Settings) -> dict[str, Any]:
-    """Return the defaults of a tree of fields, with the same nesting."""
-    return {
-        name: node.default if isinstance(node, Field) else default_values(node)
-        for name, node in settings.items()
-    }
-
-
-def fields_by_name(settings: Settings, prefix: str = "") -> dict[str, Field]:
-    """Return {"a.b": field} for a tree of fields, in its order."""
+def fields_by_name(settings: type[Section], prefix: str = "") -> dict[str, Field]:
+    """Return {"a.b": field} for the dataclass of a config or section, in its order."""
     found: dict[str, Field] = {}
-    for name, node in settings.items():
-        if isinstance(node, Field):
-            found[prefix + name] = node
+    for declared in dataclasses.fields(settings):
+        if DOMAIN in declared.metadata:
+            found[prefix + declared.name] = declared.metadata[DOMAIN]
         else:
-            found |= fields_by_name(node, f"{prefix}{name}.")
+            found |= fields_by_name(_section_of(declared), f"{prefix}{declared.name}.")
     return found
+
+
+def _section_of(field: dataclasses.Field) -> type[Section]:
+    """Return the dataclass of a field that is a section; its default is an instance."""
+    return type(cast(Section, field.default))
+
+
+def freeze(settings: type[Frozen], values: ConfigDict) -> Frozen:
+    """Return the dataclass of a config or section with the values of a `ConfigDict`.
+
+    Sections without declared fields become read-only mappings, lists become tuples.
+
+    Raises:
+      ValueError: fields are missing or unknown.
+    """
+    return _freeze(settings, values, "")
+
+
+def _freeze(settings: type[Frozen], values: ConfigDict, prefix: str) -> Frozen:
+    declared = {field.name: field for field in dataclasses.fields(settings)}
+    wrong = declared.keys() ^ set(values)
+    if wrong:
+        raise ValueError(f"config.{prefix}{min(wrong)} is missing or unknown")
+    found: dict[str, Any] = {}
+    for name, field in declared.items():
+        value, domain = values[name], field.metadata.get(DOMAIN)
+        if domain is None:
+            found[name] = _freeze(_section_of(field), value, f"{prefix}{name}.")
+        elif domain.parts is not None:
+            found[name] = FrozenDict(
+                {x: _freeze(domain.parts, part, f"{name}.{x}.") for x, part in value.items()}
+            )
+        elif isinstance(value, ConfigDict):
+            found[name] = FrozenDict(value.to_dict())
+        else:
+            found[name] = tuple(value) if isinstance(value, list) else value
+    return settings(**found)
+
+
+def from_dict(settings: type[Frozen], values: Mapping[str, Any]) -> Frozen:
+    """Return a section with the values of a stored config, which may be of another version.
+
+    Missing fields get their defaults; unknown fields are ignored.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if field.name in values:
+            value = values[field.name]
+            section = DOMAIN not in field.metadata
+            found[field.name] = from_dict(_section_of(field), value) if section else value
+    return settings(**found)
+
+
+def plain(value: Any) -> Any:
+    """Return a section or mapping as nested dictionaries sorted by name, any other value as is."""
+    if isinstance(value, Section):
+        return {name: plain(getattr(value, name)) for name in sorted(vars(value))}
+    if isinstance(value, (Mapping, ConfigDict)):
+        return {name: plain(inner) for name, inner in value.items()}
+    return value

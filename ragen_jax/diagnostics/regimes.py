@@ -49,18 +49,17 @@ Axes: E environments, F figures.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import flax.struct
 import numpy as np
 
+from ragen_jax.configs.base import Regimes
 from ragen_jax.core.types import Array, Metrics
 from ragen_jax.diagnostics.intervals import t_quantile
 from ragen_jax.diagnostics.levels import Comparison, Levels, bound, init_levels, update_levels
 from ragen_jax.diagnostics.stopping import Fired
 
-ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 ALONE = ("mi",)  # kinds that are an alarm on their own
 CONFIRMED = "mi_sign"  # replaces ALONE when signs are counted
 # Kinds that are a sign if fallen.
@@ -71,6 +70,21 @@ NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy co
 SCOPES = ("collapse/first_turn", "collapse/trajectory")
 MARGINS = tuple(f"{scope}/own_margin_log" for scope in SCOPES)
 MEANS = tuple(f"{scope}/own_margin" for scope in SCOPES)  # for rows without MARGINS
+# Fraction of the level below which a kind is a sign; that of `mi` is config.regimes.mi.
+FALL = {
+    "mi_sign": 0.8,
+    "valid_think": 0.9,
+    "valid_action": 0.92,
+    "grounded": 0.85,
+    "length": 0.5,
+    "entropy": 0.25,
+}
+RISE = {"length": 1.5, "entropy": 2.0}  # fraction of the level above which a kind is a sign
+LOW = 0.5  # fraction of the level below which H(Z|X) and information are low (regime/index)
+RECENT = 15  # steps in the recent mean, at least the last 4 to 6 values
+LONGEST_LEVEL = 100  # maximum number of values in a level
+CLEAR_PATIENCE = 5  # steps near the level that end a sign
+RECOVER = 0.5  # definition of "near": this fraction of the logarithmic distance back to the level
 SHALLOW = 0.6  # standard errors
 RISE_WANDER = 0.08  # minimum wander, as a fraction of the level, when a level rises
 Z95 = 1.96  # standard errors in a 95 % half-width, if the number of groups is unknown
@@ -151,7 +165,7 @@ def information_share(state: RegimeState) -> np.ndarray:
 
 def update_regimes(
     state: RegimeState,
-    settings: Mapping[str, Any],
+    settings: Regimes,
     rows: Sequence[Metrics],
     labels: Sequence[str] = ("",),
 ) -> tuple[RegimeState, list[Metrics], list[Fired]]:
@@ -174,7 +188,7 @@ def update_regimes(
     """
     state = _judge(state, settings, rows)
     share_EF = relative(state)
-    action, metrics_E, fired = settings["action"], [], []
+    action, metrics_E, fired = settings.action, [], []
     alarm_E, filter_scale_E = np.array(state.alarm_E), np.array(state.filter_scale_E)
     for e, label in enumerate(labels):
         kinds = {f.kind for f, sign in zip(FIGURES, state.sign_EF[e], strict=True) if sign}
@@ -186,21 +200,20 @@ def update_regimes(
         index = None
         h, mi = share_EF[e, [H, MI]].tolist()
         if math.isfinite(h) and math.isfinite(mi):
-            low = settings["low"]
-            index = (h < low) + 2 * (mi < low)
+            index = (h < LOW) + 2 * (mi < LOW)
             metrics |= {"regime/h_relative": h, "regime/mi_relative": mi, "regime/index": index}
         due = {
             "warn": alarm_E[e] == 1,
             "stop": True,
             "checkpoint": alarm_E[e] == 1,
-            "tighten": (alarm_E[e] - 1) % settings["tighten"]["every"] == 0,
+            "tighten": (alarm_E[e] - 1) % settings.tighten.every == 0,
             "off": False,
         }
         if on and due[action]:
             reason = _reason(state, share_EF, e, label, index)
             if action == "tighten":
-                tighter = np.float32(settings["tighten"]["factor"]) * filter_scale_E[e]
-                filter_scale_E[e] = max(tighter, np.float32(settings["tighten"]["least"]))
+                tighter = np.float32(settings.tighten.factor) * filter_scale_E[e]
+                filter_scale_E[e] = max(tighter, np.float32(settings.tighten.least))
                 reason += f"; filter.value is now multiplied by {filter_scale_E[e]:.3g}"
             fired.append(Fired(rule="regimes", action=action, reason=f"{reason} (regimes)"))
         if action == "tighten":
@@ -251,12 +264,12 @@ def _prompts(row: Metrics) -> float:
     return next((math.exp(x) for x in bounds if math.isfinite(x)), 1.0)
 
 
-def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metrics]) -> RegimeState:
+def _judge(state: RegimeState, settings: Regimes, rows: Sequence[Metrics]) -> RegimeState:
     """Return the state after a step: update its levels and signs."""
     test = Comparison(
-        baseline=settings["baseline"],
-        recent=settings["recent"],
-        long=settings["long"],
+        baseline=settings.baseline,
+        recent=RECENT,
+        long=LONGEST_LEVEL,
         prior_F=np.array([figure.wander for figure in FIGURES]),
         rise_F=RISE_F,
         log_F=LOG_F,
@@ -275,13 +288,13 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
     state = dataclasses.replace(state, levels=levels)
     share_EF = relative(state)
 
-    ranges = [settings[figure.kind] for figure in FIGURES]
-    ranges = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in ranges]
-    fall_F, rise_F = (np.array([x[way] for x in ranges], float) for way in ("fall", "rise"))
+    fall = FALL | {"mi": settings.mi}
+    fall_F = np.array([fall[figure.kind] for figure in FIGURES])
+    rise_F = np.array([RISE.get(figure.kind, math.inf) for figure in FIGURES])
     with np.errstate(invalid="ignore"):  # before there is a level
-        shallow_EF = LOG_F & (share_EF >= settings["low"])
+        shallow_EF = LOG_F & (share_EF >= LOW)
     surely_EF = np.abs(z_EF) > bound(levels.count_EF) + SHALLOW * shallow_EF
-    back = 1 - settings["recover"]
+    back = 1 - RECOVER
     with np.errstate(invalid="ignore"):  # before there is a level
         left_EF = surely_EF & ((share_EF < fall_F) | (share_EF > rise_F))
         near_EF = (share_EF >= fall_F**back) & (share_EF <= rise_F**back)
@@ -289,7 +302,7 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
     back_EF = np.asarray(state.back_EF)
     since_EF = np.where(back_EF > 0, back_EF, step_E[:, None])
     since_EF = np.where(here_EF, np.where(on_EF & near_EF, since_EF, 0), back_EF)
-    ends_EF = (since_EF > 0) & (step_E[:, None] - since_EF + 1 >= settings["clear_patience"])
+    ends_EF = (since_EF > 0) & (step_E[:, None] - since_EF + 1 >= CLEAR_PATIENCE)
     sign_EF = np.where(here_EF, np.where(on_EF, ~ends_EF, left_EF), on_EF)
     return dataclasses.replace(
         state,

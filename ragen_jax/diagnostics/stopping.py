@@ -22,17 +22,16 @@ Axis: E environments.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import flax.struct
 import numpy as np
 from jax.typing import ArrayLike
 
+from ragen_jax.configs.base import Stopping
 from ragen_jax.core.types import Array
 
 RULES = ("variance", "success", "empty", "nonfinite")
-ACTIONS = ("stop", "warn", "off")
 
 
 @flax.struct.dataclass
@@ -66,7 +65,7 @@ def init_stopping(environments: int = 1) -> StoppingState:
 
 def update_stopping(
     state: StoppingState,
-    settings: Mapping[str, Any],
+    settings: Stopping,
     *,
     variance_E: Sequence[ArrayLike] | np.ndarray,
     kept: float,
@@ -78,7 +77,7 @@ def update_stopping(
 
     Args:
       state: arrays of any kind, as a checkpoint restores them.
-      settings: the config's stopping section: rule -> its fields.
+      settings: the config's stopping section.
       variance_E: for each environment, the mean over the step's groups of the reward variance
         within the group, before any filter (filter.group_scores(return_GK, "reward_variance")).
       kept: number or fraction of groups that the filter kept.
@@ -97,13 +96,13 @@ def update_stopping(
     low_E = np.array(state.variance_streak_E, np.int32)
     if not np.isfinite(variance_E).all():  # it would stay in the mean forever
         pass
-    elif count < settings["variance"]["baseline"]:
+    elif count < settings.variance.baseline:
         total_E, count, low_E = total_E + variance_E, count + 1, np.zeros_like(low_E)
     else:
-        floor_E = np.float32(settings["variance"]["ratio"]) * (total_E / np.float32(count))
+        floor_E = np.float32(settings.variance.ratio) * (total_E / np.float32(count))
         low_E = np.where(variance_E < floor_E, low_E + 1, 0)
     bad = {  # None: no information
-        "success": None if success is None else bool(success < settings["success"]["least"]),
+        "success": None if success is None else bool(success < settings.success.least),
         "empty": not kept,
         "nonfinite": skipped > 0,
     }
@@ -116,28 +115,28 @@ def update_stopping(
         """Return the reason that names an environment's variance."""
         return (
             f"the mean reward variance{' of ' + labels[e] if labels[e] else ''}, now "
-            f"{variance_E[e]:.3g}, was below {floor_E[e]:.3g} ({settings['variance']['ratio']} "
+            f"{variance_E[e]:.3g}, was below {floor_E[e]:.3g} ({settings.variance.ratio} "
             f"of its mean over the first {count} iterations) in {low_E[e]} iterations in a row"
         )
 
     reasons = {
         "success": lambda n: (
-            f"held-out success, now {success:.3g}, was below {settings['success']['least']} in "
+            f"held-out success, now {success:.3g}, was below {settings.success.least} in "
             f"{n} evaluations in a row"
         ),
         "empty": lambda n: f"the filter kept no group in {n} iterations in a row",
         "nonfinite": lambda n: f"updates were not finite in {n} iterations in a row",
     }
-    fired, patience = [], settings["variance"]["patience"]
+    fired, patience = [], settings.variance.patience
     if (low_E >= patience).all():
         reason = "; ".join(narrow(e) for e in range(len(labels)))
         fired += _fire("variance", reason, low_E.min(), settings)
-    elif settings["variance"]["action"] != "off":
+    elif settings.variance.action != "off":
         for e in np.flatnonzero(low_E == patience):
             reason = f"{narrow(e)} (stopping.variance)"
             fired.append(Fired(rule="variance", action="warn", reason=reason))
     for rule in bad:
-        if bad[rule] and streak[rule] >= settings[rule]["patience"]:
+        if bad[rule] and streak[rule] >= getattr(settings, rule).patience:
             fired += _fire(rule, reasons[rule](streak[rule]), streak[rule], settings)
     state = StoppingState(
         variance_sum_E=total_E,
@@ -148,9 +147,9 @@ def update_stopping(
     return state, fired
 
 
-def _fire(rule: str, reason: str, streak: int, settings: Mapping[str, Any]) -> list[Fired]:
+def _fire(rule: str, reason: str, streak: int, settings: Stopping) -> list[Fired]:
     """Return a list with the `Fired` of a rule that reached its patience; empty if silent."""
-    action = settings[rule]["action"]
-    if action == "off" or (action == "warn" and streak > settings[rule]["patience"]):
+    action = getattr(settings, rule).action
+    if action == "off" or (action == "warn" and streak > getattr(settings, rule).patience):
         return []
     return [Fired(rule=rule, action=action, reason=f"{reason} (stopping.{rule})")]

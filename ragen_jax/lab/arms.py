@@ -17,10 +17,11 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
+from ragen_jax.config.auto_fields import fill_auto_fields, run_date
 from ragen_jax.config.check import check
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
+from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.training import exit_code
@@ -37,7 +38,7 @@ class Arm:
     setting: str
     treatment: str
     seed: int
-    config: ConfigDict
+    config: Config
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -89,8 +90,7 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
                     {**experiment.always, **changes, **treatment, "seed": seed}
                 )
                 fill_auto_fields(arm_config, jax.devices())
-                check(arm_config)
-                plan.append(Arm(setting, name, seed, arm_config))
+                plan.append(Arm(setting, name, seed, check(arm_config)))
     return plan
 
 
@@ -104,14 +104,17 @@ def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
     """
     found = []
     for arm in plan:
-        config = arm.config.copy_and_resolve_references()
-        fill_date(config, root / arm.folder, today)
-        found.append(dataclasses.replace(arm, config=config))
-    first = min((arm.config.model.date for arm in found), default="")
-    for arm in found:
-        if arm.config.model.date == today.isoformat():
-            arm.config.model.date = first
-    return found
+        found.append(run_date(arm.config.model, root / arm.folder, today))
+    first = min(found, default="")
+    return [
+        _dated(arm, first if date == today.isoformat() else date)
+        for arm, date in zip(plan, found, strict=True)
+    ]
+
+
+def _dated(arm: Arm, date: str) -> Arm:
+    model = dataclasses.replace(arm.config.model, date=date)
+    return dataclasses.replace(arm, config=dataclasses.replace(arm.config, model=model))
 
 
 def set_by(name: str, experiment: Experiment) -> dict[str, str]:

@@ -8,10 +8,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from ragen_jax.config.stored import fields_of
 from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
@@ -21,7 +20,7 @@ RUN = ("setting", "treatment", "seed")
 DIGITS = 7  # significant digits of a value
 
 
-def not_default(config: ConfigDict) -> Fields:
+def not_default(config: Config) -> Fields:
     """Return {dotted name: value} for a config's fields that differ from configs/base.py."""
     defaults = fields_of(base.get_config())
     return {k: v for k, v in fields_of(config).items() if k not in defaults or v != defaults[k]}

@@ -17,8 +17,11 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import fill_auto_fields, is_open, need_path
+from ragen_jax.config.auto_fields import is_open, need_path
 from ragen_jax.config.check import check
+from ragen_jax.config.load import load_config
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
 from ragen_jax.preflight.report import complaints, report, table
 from ragen_jax.programs.shapes import model_shape
@@ -40,16 +43,14 @@ LIBTPU = {  # only the compiler is needed: no device, no metadata server, no loc
 
 def main(argv: list[str]) -> None:
     del argv
-    config = CONFIG.value
+    given = CONFIG.value
     with command.bad_input():
-        need_path(config)
-        if not is_open(config):
-            check(config)
-        model_shape(config)  # report a bad model before looking for the compiler
+        need_path(given)
+        # Report a bad model before looking for the compiler.
+        model_shape(freeze(Config, given) if is_open(given) else check(given))
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)
-        fill_auto_fields(config, devices)
-        check(config)
+        config = load_config(given, devices=devices)
         plan = programs(
             config,
             devices,

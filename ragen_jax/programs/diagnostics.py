@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss
 from ragen_jax.config.per_task import step_rows
+from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.diagnostics import cross_scoring, flow, gradients, mediation
 from ragen_jax.programs.program import (
@@ -25,7 +25,7 @@ from ragen_jax.programs.roofline import Work
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
 
 
-def scoring_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the programs of cross-scoring and of the flow figures.
 
     Their sizes are those of the trajectory scope, which has the longest prompts. If prompts show
@@ -100,7 +100,7 @@ def scoring_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iter
         yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
-def mediation_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the program that measures what a probe's actions depend on (mediation.py).
 
     A probe's other programs are no larger than the programs of a step.
@@ -128,7 +128,7 @@ def mediation_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> It
     )
 
 
-def gradient_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the program that computes the inner products of a bucket's gradients, part by part."""
     d, o = config.diagnose, config.optimizer
     if not d.gradients_every:

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from ragen_jax.config.per_task import per_task_configs, turns_shown
+from ragen_jax.configs.base import Config
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
@@ -118,7 +118,7 @@ def _compile(program: PlannedProgram) -> None:
 
 
 def start_programs(
-    config: ConfigDict,
+    config: Config,
     learner: Learner,
     state: TrainState,
     policy: Params,
@@ -166,7 +166,7 @@ def start_programs(
     return list(planned.values())
 
 
-def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Params) -> Shapes:
+def describe(config: Config, learner: Learner, state: TrainState, policy: Params) -> Shapes:
     """Return the `RunShapes` of a run's actual arrays."""
     structs = functools.partial(jax.tree.map, struct_of)
     return Shapes(

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from ml_collections import ConfigDict
-
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import plain
 from ragen_jax.envs import find_env
 from ragen_jax.envs.types import Resident
 from ragen_jax.programs.program import Program, program
@@ -25,7 +25,7 @@ def residents(run: RunShapes) -> dict[str, Resident]:
         resident = getattr(find_env(config.env.name), "resident", None)
         if resident is not None:
             try:
-                found[name] = resident(run.sampling_mesh, **config.env.options.to_dict())
+                found[name] = resident(run.sampling_mesh, **plain(config.env.options))
             except ValueError as error:
                 raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
     return {name: resident for name, resident in found.items() if resident is not None}
@@ -42,7 +42,7 @@ def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Pr
     in memory."""
     several = len(per_task_configs(run.config)) > 1
     for name, resident in found.items():
-        config: ConfigDict = per_task_configs(run.config)[name]
+        config: Config = per_task_configs(run.config)[name]
         kept, *rest = resident.arguments
         others = [other.arguments[0] for key, other in found.items() if key != name]
         rows = config.rollout.groups * config.rollout.group_size

@@ -17,7 +17,6 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
-from ml_collections import ConfigDict
 
 from ragen_jax.config.build import (
     build_meshes,
@@ -27,6 +26,7 @@ from ragen_jax.config.build import (
     tiny_tokenizer,
 )
 from ragen_jax.config.per_task import has_critic, per_task_configs, turns_shown
+from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Params
@@ -61,7 +61,7 @@ class RowLengths:
     reasoning: int
 
 
-def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> RowLengths:
+def lengths(config: Config, prompt_tokens: int, observation_tokens: int) -> RowLengths:
     """Return the `RowLengths` of config.env if every reply has the maximum length.
 
     Raises:
@@ -97,7 +97,7 @@ def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> 
     )
 
 
-def model_shape(config: ConfigDict) -> qwen.ModelConfig:
+def model_shape(config: Config) -> qwen.ModelConfig:
     """Return the shape of the model at config.model.path.
 
     Raises:
@@ -170,7 +170,7 @@ def cache_struct(
     return Segment(k, v, length_N, behind_N=length_N if model.config.vision else None)
 
 
-def picture_grids(config: ConfigDict) -> dict[str, Grid]:
+def picture_grids(config: Config) -> dict[str, Grid]:
     """Return {environment: grid of patches of one of its images} of environments that show images.
 
     An image has the option `size` in cells, with sides of `tile` pixels.
@@ -181,17 +181,17 @@ def picture_grids(config: ConfigDict) -> dict[str, Grid]:
     for name, c in per_task_configs(config).items():
         options = c.env.options
         if options.get("observation") == "image":
-            height, width = (cells * options.get("tile", TILE) for cells in options.size)
+            height, width = (cells * options.get("tile", TILE) for cells in options["size"])
             found[name] = images.image_grid(height, width, settings)
     return found
 
 
-def pictures(config: ConfigDict) -> int:
+def pictures(config: Config) -> int:
     """Return the images per step of one environment's config: one per turn of every episode."""
     return config.rollout.groups * config.rollout.group_size * config.env.max_turns
 
 
-def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
+def table_struct(config: Config, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
     """Return the table of all images of a step, replicated, with the size of `ImageTable.table`."""
     vision = shape.vision
     assert vision is not None
@@ -218,7 +218,7 @@ def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Ima
 class RunShapes:
     """The shapes and settings that all programs of a run share."""
 
-    config: ConfigDict
+    config: Config
     model: qwen.Qwen
     at: dict[str, RowLengths]  # environment -> its lengths
     mesh: Mesh
@@ -294,7 +294,7 @@ class RunShapes:
 
 
 def describe(
-    config: ConfigDict,
+    config: Config,
     devices: Sequence[jax.Device],
     prompt_tokens: int,
     observation_tokens: int,
@@ -312,7 +312,7 @@ def describe(
             )
     shape = model_shape(c)
     mesh, sampling_mesh = build_meshes(c, devices)
-    model = build_model(c, shape, mesh)
+    model = build_model(c.model, shape, mesh)
     at = {
         name: lengths(part, prompt_tokens, observation_tokens)
         for name, part in per_task_configs(c).items()
@@ -341,9 +341,9 @@ def describe(
         layers = {name: leaf | added.get(name, {}) for name, leaf in policy["layers"].items()}
         policy = policy | {"layers": layers}
 
-    optimizer = build_optimizer(c)
+    optimizer = build_optimizer(c.optimizer)
     critic = None
-    if has_critic(c):
+    if has_critic(c.algorithm):
         backbone = trained if frozen else {k: x for k, x in trained.items() if k != "head"}
         values = struct(mesh, (shape.width,), jnp.float32)
         critic = {"backbone": backbone, "value": values}
@@ -392,7 +392,7 @@ def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh)
     )
 
 
-def adapters(config: ConfigDict, model: qwen.Qwen, mesh: Mesh) -> Params:
+def adapters(config: Config, model: qwen.Qwen, mesh: Mesh) -> Params:
     """Return LoRA's adapters as build.build_adapters makes them."""
     settings = config.model.lora
     shapes = jax.eval_shape(

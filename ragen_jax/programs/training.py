@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Wrapped
-from ml_collections import ConfigDict
 
 from ragen_jax.algorithm.bonus import weighs_entropy
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.config.per_task import minibatch_rows, per_task_configs, step_rows
+from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
 from ragen_jax.model import layout
@@ -44,11 +44,11 @@ from ragen_jax.update.policy import policy_gradient, rounding_decides
 from ragen_jax.update.state import CriticState, TrainState
 
 # (run, config of an environment, its `RowLengths`) -> programs.
-Planner = Callable[[RunShapes, ConfigDict, RowLengths], Iterator[Program]]
+Planner = Callable[[RunShapes, Config, RowLengths], Iterator[Program]]
 
 
 def programs(
-    config: ConfigDict,
+    config: Config,
     devices: Sequence[jax.Device],
     diagnostics: Iterable[Planner],
     *,
@@ -77,7 +77,7 @@ def programs(
     return with_tower(run, [*plan, *resident_programs(run, kept)])
 
 
-def rollout_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield prefill, extend and decode of all rows at the last turn, for one environment's config.
 
     With slots, yield `slot_programs` instead.
@@ -163,7 +163,7 @@ def rollout_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iter
     )
 
 
-def slot_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the programs of slots: reading new tokens, decoding a chunk, and folding either into a
     page.
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.regimes import LOW
 from ragen_jax.report.episodes import Truncation
 
 CUT = 0.1  # fraction of truncated replies above which truncation is the cause
@@ -122,20 +123,17 @@ def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, st
     return None
 
 
-def _information_lost(
-    steps: Sequence[Evidence], config: dict[str, Any], *, low: bool
-) -> tuple[int, str] | None:
+def _information_lost(steps: Sequence[Evidence], *, low: bool) -> tuple[int, str] | None:
     """Return the first step at which information is a sign, with the evidence in words.
 
     Args:
-      low: whether entropy must be below `regimes.low` of its level; if false, it must not be below,
+      low: whether entropy must be below LOW of its level; if false, it must not be below,
         and validity must not be a sign.
     """
-    bound = config["regimes"]["low"]
     for e in steps:
         if not e.signs & INFORMATION or not math.isfinite(e.h_share):
             continue
-        if (e.h_share < bound) == low and (low or not e.signs & VALIDITY):
+        if (e.h_share < LOW) == low and (low or not e.signs & VALIDITY):
             valid = e.row.get("rollout/valid_rate", math.nan)
             return e.step, (
                 f"MI at {e.mi_share:.2f} of its level, H(Z|X) at {e.h_share:.2f} of its level, "
@@ -145,11 +143,11 @@ def _information_lost(
 
 
 def template(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
-    return _information_lost(steps, config, low=False)
+    return _information_lost(steps, low=False)
 
 
 def low_entropy(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
-    return _information_lost(steps, config, low=True)
+    return _information_lost(steps, low=True)
 
 
 def untrue(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
@@ -204,7 +202,7 @@ CAUSES = (
     ),
     Cause(
         "template",
-        "information signals collapse while H(Z|X) is not below regimes.low of its level and "
+        "information signals collapse while H(Z|X) is not below half of its level and "
         "valid replies do not signal collapse",
         "Lower the entropy bonus and the learning rate, raise the KL coefficient, filter by reward "
         "variance, go back to a checkpoint from before.",
@@ -213,7 +211,7 @@ CAUSES = (
     ),
     Cause(
         "low-entropy collapse",
-        "information signals collapse while H(Z|X) is below regimes.low of its level",
+        "information signals collapse while H(Z|X) is below half of its level",
         "more entropy bonus or KL, lower learning rate, an earlier checkpoint",
         "regime/",
         low_entropy,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.config.stored import read_config_file
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
 from ragen_jax.core.task_shares import Part, metrics_of_each
 from ragen_jax.core.types import Metrics
@@ -61,7 +61,7 @@ def read_run(path: str | Path) -> RunRecord:
       ValueError: it is not a run's folder, or no step of the run has been written yet.
     """
     path = Path(path)
-    config = _with_defaults(read_config_file(path), base.get_config().to_dict())
+    config = _with_defaults(read_config_file(path), Config().to_dict())
     rows = read_metrics(path / "metrics.jsonl")
     if not rows:
         raise ValueError(f"{path} has no finished step yet: its metrics.jsonl is empty or missing")

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.configs.base import Regimes
+from ragen_jax.core.domains import from_dict
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.regimes import (
@@ -107,7 +109,7 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
     """
     watched = {key for figure in FIGURES for key in figure.keys}
     rows = [row for row in run.rows_of(label) if watched & row.keys()]  # step 0 may have none
-    figures_F, evidence = replay(rows, run.config["regimes"], truncated)
+    figures_F, evidence = replay(rows, from_dict(Regimes, run.config["regimes"]), truncated)
     steps = [e.step for e in evidence]
     on = [e.step for e in evidence if e.alarm]
     alarm = _spans(on, steps)
@@ -143,7 +145,7 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
 
 
 def replay(
-    rows: list[Metrics], settings: dict[str, Any], truncated: dict[int, Truncation]
+    rows: list[Metrics], settings: Regimes, truncated: dict[int, Truncation]
 ) -> tuple[list[list[tuple[int, float]]], list[Evidence]]:
     """Replay the alarm on a run's rows.
 

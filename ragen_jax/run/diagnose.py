@@ -15,6 +15,7 @@ import numpy as np
 
 from ragen_jax.algorithm.rewards import broken_episodes
 from ragen_jax.config.per_task import is_due
+from ragen_jax.configs.base import Diagnose
 from ragen_jax.core.compilation import struct_of
 from ragen_jax.core.randomness import Purpose
 from ragen_jax.core.sharding import place
@@ -41,7 +42,6 @@ from ragen_jax.rollout.task import Task
 from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.log import write_scores
 from ragen_jax.run.stages import StepContext, rewarded_batch
-from ragen_jax.run.step import Diagnosis
 from ragen_jax.update.learner import Learner, sampling_policy
 from ragen_jax.update.state import AheadState, TrainState
 
@@ -50,7 +50,7 @@ from ragen_jax.update.state import AheadState, TrainState
 class Diagnostic:
     """A function that measures something in a step, and the interval at which it is due."""
 
-    every: Callable[[Diagnosis], int]  # steps between two measurements; 0: never
+    every: Callable[[Diagnose], int]  # steps between two measurements; 0: never
     # (StepContext, TrainState, metrics so far) -> (TrainState, metrics)
     measure: Callable[[StepContext, TrainState, Metrics], tuple[TrainState, Metrics]]
     # The programs that it compiles, for preflight; None: none larger than those of the others.
@@ -287,7 +287,7 @@ def task_gradients(
     batch: Batch,
     return_GK: np.ndarray,
     task: "Task",
-    settings: Diagnosis,
+    settings: Diagnose,
     *,
     sound_GK: np.ndarray | None = None,
 ) -> Metrics:
@@ -355,7 +355,7 @@ def heldout_gradients(
     state: TrainState,
     params: Params,
     tasks: Sequence["Task"],
-    settings: Diagnosis,
+    settings: Diagnose,
 ) -> Metrics:
     """Return the gradient/* metrics of the policy on the held-out groups of each task.
 

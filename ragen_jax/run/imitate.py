@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
+from flax.core import FrozenDict
 from tqdm import tqdm
 
 from ragen_jax.algorithm.batch import make_batch
@@ -35,6 +35,8 @@ from ragen_jax.config.build import (
     tiny_words,
 )
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import plain
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
@@ -74,11 +76,12 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one in this number of demonstrations shows the notice of an invalid reply
 
 
+_IMITATED = ("context", "window", "max_context", "prompt", "max_turns", "max_actions")  # of env
 # Fields of config.warmstart that the hashed settings contain in another form, if they are used.
 _NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
-def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
+def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
     """Return the directory of the config's tiny agent; build it on first use.
 
     Args:
@@ -96,7 +99,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         **_what_is_imitated(config),
         **{
             f"warmstart.{name}": x
-            for name, x in config.warmstart.items()
+            for name, x in config.warmstart.to_dict().items()
             if name not in _NOT_LISTED
         },
         **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
@@ -115,19 +118,18 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     return directory
 
 
-def imitation_config(config: ConfigDict) -> ConfigDict:
+def imitation_config(config: Config) -> Config:
     """Return the config of the demonstrations: env.options updated by warmstart.options.
 
     Raises:
       ValueError: the environment cannot be imitated (build.tiny_words), does not accept the
         options, or has other words with them than in training.
     """
-    words, options = tiny_words(config), config.warmstart.options.to_dict()
+    words, options = tiny_words(config), plain(config.warmstart.options)
     if not options:
         return config
-    config = config.copy_and_resolve_references()
-    with config.env.options.unlocked():
-        config.env.options.update(options)
+    both = FrozenDict(sorted((plain(config.env.options) | options).items()))
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=both))
     try:
         same = tiny_words(config) == words
     except ValueError as error:
@@ -140,42 +142,43 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def _expert(config: ConfigDict) -> dict[str, Any]:
+def _expert(config: Config) -> dict[str, Any]:
     """Return the arguments of `datasets.play_expert` for config.env."""
     styles = _styles(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
-        **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
+        "actions_per_turn": config.env.actions_per_turn,
+        "max_turns": config.env.max_turns,
+        "max_actions": config.env.max_actions,
         **({"styles": styles} if styles else {}),
     }
 
 
-def _styles(config: ConfigDict) -> dict[str, float]:
+def _styles(config: Config) -> dict[str, float]:
     """Return the fractions of the reasoning styles whose fraction is above 0."""
     return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
-def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:
+def _what_is_imitated(config: Config) -> dict[str, Any]:
     """Return the JSON-like settings that determine the demonstrations of config.env."""
     environment = _environment(config)
     return {
-        **environment_settings(config),
+        **environment_settings(config.env),
         "words": tiny_words(config),
         "sample": datasets.fingerprint(environment, **_expert(config)),
-        **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
-        **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
+        **{f"env.{name}": getattr(config.env, name) for name in _IMITATED},
         "actions_per_turn": config.env.actions_per_turn,
     }
 
 
-def _environment(config: ConfigDict) -> SolvableEnvironment:
+def _environment(config: Config) -> SolvableEnvironment:
     """Return the environment of config.env with the problems of the imitation split."""
     # build.tiny_words refuses environments that cannot solve and explain their problems.
-    return cast(SolvableEnvironment, build_environment(config, "imitation"))
+    return cast(SolvableEnvironment, build_environment(config.env, "imitation"))
 
 
 def imitate(
-    config: ConfigDict, cache: Path
+    config: Config, cache: Path
 ) -> tuple[Qwen, Params, "PreTrainedTokenizerFast", Tower | None]:
     """Train the tiny agent until it solves a fraction `warmstart.success` of new problems.
 
@@ -210,7 +213,7 @@ def imitate(
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
-            settings=environment_settings(c),
+            settings=environment_settings(c.env),
             directory=cache / "datasets",
             **_expert(c),
         )
@@ -272,7 +275,7 @@ def imitate(
 
 
 def _success(
-    config: ConfigDict,
+    config: Config,
     chat: Chat,
     environment: Environment,
     seeds: Sequence[int],
@@ -293,7 +296,7 @@ def _success(
             environment,
             budgets=build_budgets(config),
             sampling=Sampling(temperature=1.0),
-            limits=build_limits(config),
+            limits=build_limits(config.env),
             album=album,
         ),
         seeds,
@@ -497,7 +500,7 @@ def _episode(turns: Iterable[Turn]) -> Episode:
 
 
 def _check_problems(
-    environment: Environment, seen: Collection[str], config: ConfigDict
+    environment: Environment, seen: Collection[str], config: Config
 ) -> tuple[list[int], list[State]]:
     """Return (seeds, states) of imitation problems that are not in the demonstrations.
 

@@ -15,10 +15,11 @@ from ragen_jax.config.build import (
     build_model,
     tiny_words,
 )
-from ragen_jax.config.check import check
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import require_trust
+from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
@@ -47,7 +48,7 @@ class Policy(NamedTuple):
     tasks: tuple[Task, ...]
 
 
-def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = False) -> Policy:
+def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) -> Policy:
     """Return the `Policy` of a config's model.
 
     A tiny agent is copied into the run's folder, so that the run can be resumed and evaluated on a
@@ -76,7 +77,7 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
                 with_retries(functools.partial(_copy, made, path), path)
     enter_phase(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
-    model = build_model(config, model.config, mesh)
+    model = build_model(config.model, model.config, mesh)
     tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
     eyes: dict[str, Any] = {}
     if tower is None and config.model.lora.rank and config.model.lora.tower:
@@ -111,7 +112,7 @@ def _copy(source: Path, path: Path) -> None:
     unfinished.rename(path)
 
 
-def check_reader(config: ConfigDict) -> None:
+def check_reader(config: Config) -> None:
     """Refuse a model that cannot read the prompts of the config's environments.
 
     Terse prompts contain only the observation. They are for a tiny agent, which has learnt the
@@ -125,7 +126,7 @@ def check_reader(config: ConfigDict) -> None:
     path = config.model.path
     terse = {}  # name of an environment with terse prompts -> its words
     for name, c in per_task_configs(config).items():
-        environment = build_environment(c, "train")
+        environment = build_environment(c.env, "train")
         if c.env.prompt == "terse":
             terse[name] = getattr(environment, "words", ())
     if not terse:
@@ -154,7 +155,7 @@ class Trained(NamedTuple):
     adapters: the adapters of a LoRA run, else None
     """
 
-    config: ConfigDict
+    config: Config
     step: int
     policy: Policy
     adapters: Params | None
@@ -162,7 +163,7 @@ class Trained(NamedTuple):
 
 def restore_run(
     workdir: Path,
-    config: ConfigDict | None = None,
+    config: Config | ConfigDict | None = None,
     step: int | None = None,
     *,
     heldout: bool = False,
@@ -185,7 +186,7 @@ def restore_run(
     if config is None:
         config = read_run_config(workdir)
         require_trust(workdir, config, trust=trust)
-    check(config)
+    config = load_config(config, workdir)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     kept = checkpoints.steps()
     if not kept:
@@ -223,7 +224,7 @@ def for_sampling(trained: Trained) -> Policy:
     return policy._replace(params=params)
 
 
-def load_adapted(adapter: Path, config: ConfigDict, *, heldout: bool = False) -> Policy:
+def load_adapted(adapter: Path, config: Config, *, heldout: bool = False) -> Policy:
     """Return the `Policy` of an adapter in PEFT format, merged into the model of config.model.path.
 
     Args:
@@ -240,7 +241,7 @@ def load_adapted(adapter: Path, config: ConfigDict, *, heldout: bool = False) ->
 
 
 def save_policy(
-    folder: Path, config: ConfigDict, policy: Policy, adapters: Params | None, *, dtype: str
+    folder: Path, config: Config, policy: Policy, adapters: Params | None, *, dtype: str
 ) -> list[Path]:
     """Write policy/ in Hugging Face format and, for a LoRA run, adapter/ in PEFT format.
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 import ragen_jax
 from ragen_jax import envs
 from ragen_jax.config.build import hash_option_files
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config, Env
 from ragen_jax.envs import ENVS, OWN
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.model import hf
@@ -49,7 +49,7 @@ SHOWN = 12  # number of hex digits of a hash in a message
 Provenance = dict[str, str]  # name -> version, number or hash
 
 
-def provenance_of(config: ConfigDict, python: str) -> Provenance:
+def provenance_of(config: Config, python: str) -> Provenance:
     """Return the current versions, devices, code and files that a run of a config depends on.
 
     Args:
@@ -70,9 +70,9 @@ def provenance_of(config: ConfigDict, python: str) -> Provenance:
     }
     for name, c in per_task_configs(config).items():
         found |= {package: _version(package) for package in ENGINES.get(name, ())}
-        found |= _own_code(c)
+        found |= _own_code(c.env)
         try:
-            files = hash_option_files(c)
+            files = hash_option_files(c.env)
         except (ValueError, TypeError):  # building the environment raises a better message
             files = {}
         found |= {f"file of {name}'s option {o}": digest for o, digest in files.items()}
@@ -170,10 +170,10 @@ def _envs_folder() -> Path:
     return Path(envs.__file__).parent
 
 
-def _own_code(config: ConfigDict) -> Provenance:
-    """Return {name: hash} of the code that config.env names as MODULE:NAME."""
-    names = [config.env.name] if config.env.name not in ENVS else []
-    names += [t for t in _texts(config.env.options.to_dict()) if OWN.fullmatch(t)]
+def _own_code(env: Env) -> Provenance:
+    """Return {name: hash} of the code that an environment and its options name as MODULE:NAME."""
+    names = [env.name] if env.name not in ENVS else []
+    names += [t for t in _texts(env.options) if OWN.fullmatch(t)]
     found = {name: own_files(name.partition(":")[0]) for name in names}
     return {f"code of {name}": files_hash(files) for name, files in found.items() if files}
 

@@ -25,23 +25,3 @@ class Played:
     def sound_E(self) -> list[np.ndarray]:
         """bool [G, K] of each environment: whether the episode did not break."""
         return [~broken_episodes(episodes) for episodes in self.episodes_E]
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """The section config.diagnose; configs/base.py explains the fields."""
-
-    every: int
-    flow_every: int
-    scores_every: int
-    first_turn_samples: int
-    trajectory_samples: int
-    micro_batch: int
-    probe_every: int
-    probe_problems: int
-    probe_samples: int
-    probe_mediation: bool
-    gradients_every: int
-    gradients_groups: int
-    gradients_buckets: int
-    gradients_edges: tuple[float, ...]

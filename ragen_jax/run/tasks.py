@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ml_collections import ConfigDict
-
 from ragen_jax.config.build import (
     build_budgets,
     build_chat,
@@ -24,6 +22,7 @@ from ragen_jax.config.build import (
 )
 from ragen_jax.config.fields import plays_heldout
 from ragen_jax.config.per_task import per_task_configs, step_rows
+from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.model.vision.image_table import ImageTable
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def build_tasks(
-    config: ConfigDict,
+    config: Config,
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
     *,
@@ -80,25 +79,25 @@ def _build(
     name: str,
     label: str,
     index: int,
-    config: ConfigDict,
+    config: Config,
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
     image_pad: int | None,
     album: ImageTable | None,
     needs_heldout: bool,
 ) -> Task:
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     collecting = build_collecting(config)
-    limits = build_limits(config)
+    limits = build_limits(config.env)
     heldout_environment = heldout = None
     if needs_heldout:
-        heldout_environment = build_environment(config, "eval")
+        heldout_environment = build_environment(config.env, "eval")
         with main_process_first("heldout"):
             heldout = datasets.heldout_problems(
                 heldout_environment,
                 count=config.eval.episodes,
                 seed=config.eval.seed,
-                settings=environment_settings(config),
+                settings=environment_settings(config.env),
                 directory=cache_directory() / "datasets",
                 limits=limits,
             )
@@ -118,8 +117,8 @@ def _build(
         budgets=build_budgets(config),
         limits=limits,
         max_error_share=config.env.max_error_share,
-        sampling=build_sampling(config),
-        eval_sampling=build_eval_sampling(config),
+        sampling=build_sampling(config.rollout),
+        eval_sampling=build_eval_sampling(config.eval),
         compact=config.rollout.compact,
         slots=config.rollout.slots,
         chunk=config.rollout.chunk,

@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
 from ragen_jax.config.per_task import is_due
+from ragen_jax.configs.base import Diagnose, Regimes, Stopping
 from ragen_jax.core.memory import memory_metrics
 from ragen_jax.core.progress import count_barrier, enter_phase, note_output
 from ragen_jax.core.sharding import is_main_process, max_over_processes
@@ -47,7 +48,7 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.reports import Reports
-from ragen_jax.run.step import Diagnosis, Played
+from ragen_jax.run.step import Played
 from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import take_failures
@@ -124,9 +125,9 @@ class Run:
     seed: int
     schedule: Schedule
     step_rows: int  # maximum number of rows of a step
-    diagnosis: "Diagnosis"
-    stopping: Mapping[str, Any]  # settings of diagnostics/stopping.py
-    regimes: Mapping[str, Any]  # settings of diagnostics/regimes.py
+    diagnosis: Diagnose
+    stopping: Stopping  # settings of diagnostics/stopping.py
+    regimes: Regimes  # settings of diagnostics/regimes.py
     model: Qwen
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple["Task", ...]

@@ -6,8 +6,7 @@ Most environments do. An engine such as Gymnasium may not: its episodes then end
 
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
+from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
@@ -19,7 +18,7 @@ ACTIONS = 200  # maximum number of actions per episode
 TEXT = "0"  # the action if an environment has no list of actions
 
 
-def check_success(config: ConfigDict, tasks: Sequence["Task"]) -> None:
+def check_success(config: Config, tasks: Sequence["Task"]) -> None:
     """Refuse settings that read success if an environment is known not to define it.
 
     For `stopping.success`, which is on by default, only a warning is printed: the rule never fires.

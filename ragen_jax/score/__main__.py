@@ -25,7 +25,7 @@ from absl import flags
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_model
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Metrics
@@ -49,7 +49,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
 
-DEFAULTS = base.get_config()
+DEFAULTS = Config()
 SETTINGS = (  # flags that the page shows
     *("model", "rollouts", "think", "answer", "reward", "first_turn_samples"),
     *("trajectory_samples", "seed", "dtype"),
@@ -187,11 +187,11 @@ def main(argv: Sequence[str]) -> None:
         if encoder.writes_date():
             for line in day_lines(read.rows, date, given=bool(DATE.value)):
                 console(line)
-        config = base.get_config()
-        config.model.dtype = DTYPE.value
         mesh = make_mesh(data=-1, fsdp=1, tensor=1)
         model, params, _ = hf.load(directory, mesh=mesh, dtype=DTYPE.value)
-        model = build_model(config, model.config, mesh)
+        model = build_model(
+            dataclasses.replace(DEFAULTS.model, dtype=DTYPE.value), model.config, mesh
+        )
         params = sampling_params(params, model, mesh)
     sampling = ScoringSettings(
         first_turn_samples=FIRST.value,
@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> None:
             if len(steps) > 1:
                 console(step_line(step.number, rows[-1]))
     if len(steps) > 1:
-        rows, fired = add_alarm(rows, DEFAULTS.regimes.to_dict())
+        rows, fired = add_alarm(rows, DEFAULTS.regimes)
         for index, alarm in fired:
             console(f"step {steps[index].number}: {alarm.reason}")
     else:

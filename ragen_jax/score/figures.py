@@ -3,11 +3,11 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ragen_jax.configs.base import Regimes
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
@@ -112,7 +112,7 @@ def of_sizes(
 
 
 def add_alarm(
-    rows: Sequence[Metrics], settings: Mapping[str, Any]
+    rows: Sequence[Metrics], settings: Regimes
 ) -> tuple[list[Metrics], list[tuple[int, Fired]]]:
     """Return the rows of consecutive steps with regime/* metrics, and [(step, alarm event)].
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.diagnostics.cross_scoring import cross_score
@@ -74,7 +74,7 @@ def mutual_information(
         own_M.append(column[ids.tobytes()])
     said_M = [text_ids(tokenizer, z) if isinstance(z, str) else z for z in reasonings]
     own_M = np.array(own_M)
-    rows = base.get_config().diagnose.micro_batch if micro_batch is None else micro_batch
+    rows = Config().diagnose.micro_batch if micro_batch is None else micro_batch
     score_MN, length_M = cross_score(model, params, read_N, said_M, micro_batch=rows)
     metrics = information_metrics(score_MN, length_M, own_M)
     metrics |= confidence_intervals(score_MN, length_M, own_M) | log_margin(score_MN, own_M)

@@ -23,10 +23,11 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.advantage import comparable_members
 from ragen_jax.algorithm.algorithms import Credit, token_advantages
 from ragen_jax.algorithm.bonus import entropy_weights
-from ragen_jax.algorithm.filter import Filter, eligible_members, loss_scales, select_episodes
+from ragen_jax.algorithm.filter import loss_scales
 from ragen_jax.algorithm.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.algorithm.rewards import adapt_kl_coef
 from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_variance_signs
+from ragen_jax.configs.base import Filter
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.sharding import data_shards, in_memory, rests_on_host
 from ragen_jax.core.task_shares import Part, measure_each, split_groups
@@ -45,6 +46,7 @@ from ragen_jax.update.policy import (
     plan_policy,
     update_policy,
 )
+from ragen_jax.update.selection import eligible_members, select_episodes
 from ragen_jax.update.state import AheadState, Sampler, TrainState
 
 Needed = TypeVar("Needed")

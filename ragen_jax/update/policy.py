@@ -114,9 +114,6 @@ def rounding_decides(loss: Loss, dtype: str) -> bool:
     return dtype != "float32" or OBJECTIVES[loss.objective].of_sequence or narrow
 
 
-EXACT = "exact"  # the kl_kind that sums over the whole vocabulary instead of estimating
-
-
 def loss_parts(
     model: Qwen,
     loss: Loss,
@@ -148,7 +145,7 @@ def loss_parts(
       minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars.
     """
     tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
-    exact = loss.kl_coef and loss.kl_kind == EXACT
+    exact = loss.kl_coef and loss.kl_kind == losses.EXACT
     logp_BT, entropy_BT, *exact_kl = token_statistics(
         model,
         params,
@@ -315,7 +312,7 @@ def update_policy(
     Args:
       state: its params and opt_state are donated.
       plan: the result of `plan_policy`.
-      rates: float32, the learning rate of each minibatch (optimize.learning_rates).
+      rates: float32, the learning rate of each minibatch (schedules.learning_rates).
       ref_params: as in `loss_parts`.
       frozen: set if the state's parameters are LoRA adapters or rows show images.
       through: as in `optimize.run_updates`.

@@ -19,10 +19,9 @@ from ragen_jax.storage.console import console
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    config = CONFIG.value
     enable_compilation_cache()
     with bad_input():
-        check(config)
+        config = check(CONFIG.value)
         with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
             directory = tiny_model(config)
     print(json.dumps({"model": str(directory)}))

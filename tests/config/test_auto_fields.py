@@ -8,10 +8,11 @@ import pytest
 from cli_commands import call
 
 from ragen_jax import train
-from ragen_jax.config.auto_fields import fill_auto_fields, fill_date, is_open
+from ragen_jax.config import command_line
+from ragen_jax.config.auto_fields import fill_auto_fields, is_open
 from ragen_jax.config.build import build_environment, build_meshes
-from ragen_jax.config.check import check
-from ragen_jax.config.fields import leaves
+from ragen_jax.config.fields import field
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.config.stored import read_run_config, same_run
 from ragen_jax.configs import (
@@ -68,9 +69,7 @@ def settled(path, devices, preset="llm", **fields):
     config = sokoban.get_config(preset)
     config.model.path = path
     config.update_from_flattened_dict(fields)
-    fill_auto_fields(config, devices)
-    check(config)
-    return config
+    return load_config(config, devices=devices)
 
 
 def test_the_model_of_every_preset_is_a_published_shape():
@@ -83,13 +82,11 @@ def test_every_config_file_has_the_preset(name, language_model):
     config = CONFIGS[name].get_config("llm")
     assert is_open(config)
     config.model.path = str(language_model)
-    fill_auto_fields(config, jax.devices())
-    assert not is_open(config)
-    check(config)
+    config = load_config(config)
     build_meshes(config)
     for one in per_task_configs(config).values():
         assert one.env.prompt == "full" and one.env.context == "full"
-        build_environment(one, "train")
+        build_environment(one.env, "train")
     tokens = 4000 if name == "deepcoder" else 400  # a program takes more than a move
     assert config.optimizer.learning_rate == 1e-6 and config.rollout.max_new_tokens == tokens
     assert json.loads(json.dumps(config.to_dict()))["model"]["dtype"] == "float32"
@@ -109,8 +106,8 @@ def test_what_follows_from_the_size_and_the_devices(tmp_path, language_model):
     assert (small.model.remat, half.model.remat, three.model.remat) == (False, True, True)
     assert [c.mesh.fsdp for c in (small, half, three)] == [1, 1, -1]
     assert [c.mesh.data for c in (small, half, three)] == [-1, -1, 1]
-    assert [three.sampling_mesh[axis] for axis in MESH_AXES] == [-1, 1, 1]
-    assert [half.sampling_mesh[axis] for axis in MESH_AXES] == [0, 0, 0]
+    assert [getattr(three.sampling_mesh, axis) for axis in MESH_AXES] == [-1, 1, 1]
+    assert [getattr(half.sampling_mesh, axis) for axis in MESH_AXES] == [0, 0, 0]
     # 4 rows a device, but a minibatch has only 32; 1 a device; 4 on the only one.
     assert half.optimizer.micro_batch == 32 and three.optimizer.micro_batch == 8
     assert small.optimizer.micro_batch == 4
@@ -126,18 +123,17 @@ def test_what_the_user_set_stays(tmp_path):
         **{"optimizer.micro_batch": 16, "sampling_mesh.tensor": 2, "rollout.group_size": 8},
     }
     config = settled(path, tpus, **given)
-    found = leaves(config)
-    assert {name: found[name] for name in given} == given
-    assert found["sampling_mesh.data"] == -1
+    assert {name: field(config, name) for name in given} == given
+    assert config.sampling_mesh.data == -1
     assert settled(path, tpus, **{"mesh.data": 8, "mesh.fsdp": 1}).optimizer.micro_batch == 8
     named = settled("tiny", tpus, preset="tiny")  # leaves nothing open
-    assert leaves(named) == leaves(sokoban.get_config())
+    assert named.to_dict() == sokoban.get_config().to_dict()
 
 
 def test_unusable_values_are_refused_before_they_are_reckoned_with(language_model):
-    for field, value in (("optimizer.minibatches", 0), ("mesh.data", 10**9), ("env.max_turns", 0)):
-        with pytest.raises(ValueError, match=f"config.{field} is {value}; it must be"):
-            settled(str(language_model), jax.devices(), **{field: value})
+    for name, value in (("optimizer.minibatches", 0), ("mesh.data", 10**9), ("env.max_turns", 0)):
+        with pytest.raises(ValueError, match=f"config.{name} is {value}; it must be"):
+            settled(str(language_model), jax.devices(), **{name: value})
     with pytest.raises(ValueError, match="config.optimizer.b1 is 2.0; it must be"):
         settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})  # not downloaded first
     with pytest.raises(ValueError, match="preset llm needs --config.model.path=DIR_OR_HUB_ID"):
@@ -160,7 +156,7 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert train.train(config(1), tmp_path / "run") == 0
     held = read_run_config(tmp_path / "run")
     assert held.model.dtype == "float32" and held.optimizer.micro_batch == 4
-    assert leaves(held)["mesh.data"] == -1 and not is_open(held)
+    assert held.mesh.data == -1 and not is_open(held)
     assert train.train(config(2), tmp_path / "run") == 0
     assert "after step 1" in capsys.readouterr().out
     assert train.train(config(0), tmp_path / "run") == 0  # nothing left to do
@@ -171,16 +167,15 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert "config.model.dtype='float32'" in capsys.readouterr().err
 
 
-def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
+def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys, monkeypatch):
     def config(path=language_model, **fields):
         made = sokoban.get_config("qwen2.5-0.5b")
         made.update_from_flattened_dict({"model.path": str(path), **fields})
         return made
 
     def settled_on(day, made, workdir):
-        fill_date(made, workdir, datetime.date(2026, 11, day))
-        check(made)
-        return made
+        monkeypatch.setattr(command_line, "today", lambda: datetime.date(2026, 11, day))
+        return load_config(made, workdir)
 
     run = tmp_path / "run"
     run.mkdir()

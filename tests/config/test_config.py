@@ -75,7 +75,7 @@ def test_every_preset_passes(name, preset):
     check(config)
     assert config.env.name == name
     assert config.model.path == presets.LLMS.get(preset, "tiny")
-    environment = build_environment(config, "train")  # its options are accepted
+    environment = build_environment(config.env, "train")  # its options are accepted
     assert environment.render(environment.reset(0))
     # Every problem can be solved within the budgets.
     assert config.env.max_actions == config.env.max_turns * config.env.actions_per_turn
@@ -304,25 +304,25 @@ def test_sokoban_is_what_its_results_were_measured_with():
 
 def test_text_answers_are_one_action_a_turn():
     config = countdown.get_config()
-    build_environment(config, "train")
+    build_environment(config.env, "train")
     config.env.actions_per_turn = 2
     with pytest.raises(ValueError, match="config.env.actions_per_turn is 2; accepted: 1, because"):
-        build_environment(config, "train")
+        build_environment(config.env, "train")
 
 
 def test_a_file_of_problems_counts_by_its_content(tmp_path):
     config = countdown.get_config()
-    assert environment_settings(config) == {"env": "countdown", **config.env.options.to_dict()}
+    assert environment_settings(config.env) == {"env": "countdown", **config.env.options.to_dict()}
     settings = []
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).write_bytes(content)
         config.env.options.path = str(tmp_path / name)
-        settings.append(environment_settings(config))
+        settings.append(environment_settings(config.env))
     assert settings[0] == settings[1] != settings[2]
     assert settings[0]["path"] == hashlib.sha256(b"1").hexdigest()
     config.env.options.path = str(tmp_path / "none")
     with pytest.raises(ValueError, match="config.env.options.path cannot be read: .*none"):
-        environment_settings(config)
+        environment_settings(config.env)
 
 
 # ---- mesh ---------------------------------------------------------------------------------------

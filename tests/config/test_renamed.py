@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.config.check import check_domains
 from ragen_jax.config.fields import FIELDS
-from ragen_jax.config.renamed import RENAMED
+from ragen_jax.config.renamed import FIXED, RENAMED
 from ragen_jax.config.stored import read_run_config, same_run
 from ragen_jax.configs import base
 
@@ -62,3 +62,49 @@ def test_a_damaged_section_with_an_old_name_is_no_traceback(tmp_path):
     )  # as the file has it; check refuses it
     with pytest.raises(ValueError, match="config.checkpoint"):
         check_domains(read_run_config(tmp_path))
+
+
+def test_no_fixed_field_is_a_field():
+    assert FIXED and not set(FIXED) & set(FIELDS)
+
+
+@pytest.mark.parametrize("given", ["regimes.low", "regimes.length.fall"])
+def test_a_command_names_the_constant_of_a_removed_field(given, tmp_path):
+    code, _, stderr = call(
+        "ragen_jax.train", f"--workdir={tmp_path / 'run'}", f"--config.{given}=0.4"
+    )
+    assert code == 2 and not (tmp_path / "run").exists()
+    assert stderr.splitlines()[-1] == (
+        f"error: config.{given} is no longer a field: the alarm uses {given[8:]} = 0.5 "
+        "(constants in ragen_jax/diagnostics/regimes.py)"
+    )
+
+
+def test_a_config_file_that_sets_a_removed_field_is_refused():
+    config = base.get_config()
+    config.regimes.low = 0.4
+    with pytest.raises(ValueError, match="regimes.low is no longer a field: .* low = 0.5 "):
+        check_domains(config)
+    config = base.get_config()
+    config.regimes.length = ConfigDict(dict(fall=0.4))
+    with pytest.raises(ValueError, match="regimes.length.fall is no longer a field"):
+        check_domains(config)
+
+
+def test_the_folder_of_a_run_with_removed_fields_is_resumed(tmp_path, capsys):
+    old = base.get_config().to_dict()
+    for name, value in FIXED.items():
+        _, *section, last = name.split(".")
+        place = old["regimes"].setdefault(section[0], {}) if section else old["regimes"]
+        place[last] = value
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert read_run_config(tmp_path).to_dict() == base.get_config().to_dict()
+    assert same_run(base.Config(), tmp_path) == []
+    assert capsys.readouterr().out == ""
+    old["regimes"] |= {"low": 0.6, "length": {"fall": 0.4}}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert same_run(base.Config(), tmp_path) == []
+    assert (
+        "has config.regimes.low=0.6, config.regimes.length.fall=0.4, which are constants now"
+        in (capsys.readouterr().out)
+    )

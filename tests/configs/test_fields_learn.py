@@ -18,13 +18,13 @@ from flax.traverse_util import flatten_dict
 from ragen_jax.algorithm import advantage
 from ragen_jax.algorithm.batch import take_rows
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.core.sharding import rests_on_host
 from ragen_jax.model.likelihood import token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run.diagnose import task_gradients
 from ragen_jax.run.stages import rewarded_batch
-from ragen_jax.run.step import Diagnosis
 from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
@@ -107,7 +107,9 @@ def outcome(episodes):
         """
         shift = given if given in SHIFTS else "near"
         mesh, _ = build_meshes(config)
-        learner, state = build_learner(config, model, jax.tree.map(jnp.copy, initial), mesh)
+        learner, state = build_learner(
+            load_config(config), model, jax.tree.map(jnp.copy, initial), mesh
+        )
         if not config.model.lora.rank:
             state = state.replace(params=jax.tree.map(jnp.copy, moved))
         if state.critic is not None:
@@ -135,7 +137,7 @@ def outcome(episodes):
         with jax.set_mesh(mesh):
             if given == GRADIENTS:
                 task = types.SimpleNamespace(group_rows=step_rows(config) // G, styles={})
-                settings = Diagnosis(**config.diagnose)
+                settings = load_config(config).diagnose
                 return task_gradients(learner, state, batch, return_GK, task, settings)
             outcomes = Outcomes(
                 return_GK=return_GK,

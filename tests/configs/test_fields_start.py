@@ -138,12 +138,12 @@ def test_model(name, loaded, start):
 def kernel_on_a_gpu(config, given):
     """The kernel of a model on a mesh of GPUs, of which nothing is asked but what they are."""
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
-    return build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
+    return build_model(config.model, SHAPES["qwen2.5-0.5b"], mesh).config.attention
 
 
 def opening_of_a_prompt(config, directory):
     """What the chat template of a directory writes before a message."""
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     chat = build_chat(config, hf.load_tokenizer(directory), environment)
     return chat.text(chat.template.begin("x"))
 

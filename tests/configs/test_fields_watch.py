@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from field_entries import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, once
 
+from ragen_jax.config.check import check
+from ragen_jax.configs import base
+from ragen_jax.diagnostics import regimes
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.run.stages import watch
@@ -47,8 +50,8 @@ def watched(config, parts):
 
     `variance` is the mean over the groups of the variance of their returns."""
     tasks = [types.SimpleNamespace(label="")]
-    settings = dict(stopping=config.stopping.to_dict(), regimes=config.regimes.to_dict())
-    run = types.SimpleNamespace(tasks=tasks, **settings)
+    checked = check(config)
+    run = types.SimpleNamespace(tasks=tasks, stopping=checked.stopping, regimes=checked.regimes)
     state = TrainState(
         params=None,
         opt_state=None,
@@ -113,11 +116,6 @@ STOPPING = {
 # ---- regimes ------------------------------------------------------------------------------------
 
 
-def plain():
-    """The defaults, but for a shorter way back."""
-    return configured({"regimes.clear_patience": 2})
-
-
 def alarms(o):
     """Iterations at which the alarm is on."""
     return [step for step, row in enumerate(o.rows, 1) if row["regime/alarm"]]
@@ -179,37 +177,7 @@ REGIMES = {
     ),
     # With more values in the level it is there later.
     "regimes.baseline": Entry(9, later, given=mi((7, 20.0), (20, 0.2))),
-    # A shorter mean falls earlier.
-    "regimes.recent": Entry(4, lambda a, b: later(b, a), given=mi((60, 20.0), (20, 6.0))),
-    # A level over 50 values includes 20 of the later values, a level over 20 includes none.
-    "regimes.long": Entry(
-        20,
-        lambda a, b: last("h_relative")(b) > last("h_relative")(a) + 0.05,
-        given=series((30, {}), (120, {H: 1.3})),
-    ),
-    "regimes.clear_patience": Entry(9, ends_later, given=RECOVERED),
-    # Back to 0.7 of the level: not half of the way from 0.63, but a tenth of it.
-    "regimes.recover": Entry(
-        0.1,
-        lambda a, b: alarms(b)[-1] < len(b.rows) == alarms(a)[-1],
-        given=mi((15, 20.0), (10, 0.2), (60, 14.0)),
-    ),
-    "regimes.low": Entry(
-        0.05,
-        lambda a, b: last("index")(a) == 3 and last("index")(b) == 0,
-        given=series((15, {}), (9, margin(2.0) | {H: 0.1})),
-    ),
     "regimes.mi": Entry(0.5, never, given=mi((15, 20.0), (12, 12.0))),
-    "regimes.mi_sign": Entry(
-        0.5, never, given=series((60, {}), (20, margin(14.0) | {ACTION: 0.01}))
-    ),
-    "regimes.valid_think": Entry(0.5, never, given=fallen_with(THINK, 0.6)),
-    "regimes.valid_action": Entry(0.5, never, given=fallen_with(ACTION, 0.6)),
-    "regimes.grounded": Entry(0.5, never, given=fallen_with(GROUNDED, 0.6)),
-    "regimes.length.fall": Entry(0.1, never, given=fallen_with(LENGTH, 5.0)),
-    "regimes.length.rise": Entry(3.0, never, given=fallen_with(LENGTH, 40.0)),
-    "regimes.entropy.fall": Entry(0.1, never, given=fallen_with(H, 0.2)),
-    "regimes.entropy.rise": Entry(3.0, never, given=fallen_with(H, 2.5)),
     "regimes.tighten.every": Entry(2, lambda _, o: tightened(o, 2), TIGHT, given=COLLAPSED),
     "regimes.tighten.factor": Entry(
         0.9,
@@ -235,4 +203,51 @@ def test_stopping(name):
 
 @pytest.mark.parametrize("name", REGIMES)
 def test_regimes(name):
-    check_entry(name, REGIMES[name], outcome, plain)
+    check_entry(name, REGIMES[name], outcome)
+
+
+# Constants of the alarm: another value, what it changes, and the iterations that show it.
+CONSTANTS = {
+    # A shorter mean falls earlier.
+    "RECENT": (4, lambda a, b: later(b, a), mi((60, 20.0), (20, 6.0))),
+    # A level of 50 values takes in 20 of the later ones, and one of 20 values none.
+    "LONGEST_LEVEL": (
+        20,
+        lambda a, b: last("h_relative")(b) > last("h_relative")(a) + 0.05,
+        series((30, {}), (120, {H: 1.3})),
+    ),
+    "CLEAR_PATIENCE": (9, ends_later, RECOVERED),
+    # Back to 0.7 of the level: not half of the way from 0.63, but a tenth of it.
+    "RECOVER": (
+        0.1,
+        lambda a, b: alarms(b)[-1] < len(b.rows) == alarms(a)[-1],
+        mi((15, 20.0), (10, 0.2), (60, 14.0)),
+    ),
+    "LOW": (
+        0.05,
+        lambda a, b: last("index")(a) == 3 and last("index")(b) == 0,
+        series((15, {}), (9, margin(2.0) | {H: 0.1})),
+    ),
+    "FALL mi_sign": (0.5, never, series((60, {}), (20, margin(14.0) | {ACTION: 0.01}))),
+    "FALL valid_think": (0.5, never, fallen_with(THINK, 0.6)),
+    "FALL valid_action": (0.5, never, fallen_with(ACTION, 0.6)),
+    "FALL grounded": (0.5, never, fallen_with(GROUNDED, 0.6)),
+    "FALL length": (0.1, never, fallen_with(LENGTH, 5.0)),
+    "RISE length": (3.0, never, fallen_with(LENGTH, 40.0)),
+    "FALL entropy": (0.1, never, fallen_with(H, 0.2)),
+    "RISE entropy": (3.0, never, fallen_with(H, 2.5)),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_the_alarm(name, monkeypatch):
+    changed, claim, given = CONSTANTS[name]
+    monkeypatch.setattr(regimes, "CLEAR_PATIENCE", 2)  # a shorter way back
+    before = watched(base.get_config(), given)
+    constant, _, kind = name.partition(" ")
+    if kind:
+        monkeypatch.setitem(getattr(regimes, constant), kind, changed)
+    else:
+        monkeypatch.setattr(regimes, constant, changed)
+    after = watched(base.get_config(), given)
+    assert claim(before, after) and not claim(before, before)

@@ -20,13 +20,13 @@ def test_both_worlds_teach_two_styles(world):
     config = organism.get_config(world)
     check(config)
     assert config.env.name == world
-    assert list(build_styles(config, build_environment(config, "train"))) == [
+    assert list(build_styles(config, build_environment(config.env, "train"))) == [
         *("grounded", "template")
     ]
     words = tiny_words(config)
     assert " mistakes" in words and len(set(words)) == len(words)
     config.warmstart.styles = {}
-    assert not build_styles(config, build_environment(config, "train"))
+    assert not build_styles(config, build_environment(config.env, "train"))
     assert " mistakes" not in tiny_words(config)
 
 

@@ -43,7 +43,7 @@ def play(directory, mesh):
     """(model, params, episodes with full history) on `mesh`; 62 of them do not split evenly."""
     config = sokoban.get_config()
     config.env.context = "full"
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     model, params, tokenizer = hf.load(directory, mesh=mesh)
     chat = build_chat(config, tokenizer, environment)
     episodes = []

@@ -12,6 +12,7 @@ from scipy.stats import chi2
 
 import ragen_jax
 from ragen_jax.config.build import build_budgets, build_learner
+from ragen_jax.config.check import check
 from ragen_jax.configs import frozen_lake
 from ragen_jax.core.randomness import Purpose, generator, key_word, philox, stream_key
 from ragen_jax.core.sharding import make_mesh
@@ -236,7 +237,7 @@ def test_a_pool_draws_other_noise_at_every_visit_and_none_of_a_second_environmen
     _, keys = play_training(changed(**small, env__pool=4), steps=3)
     both = changed(**small)
     both[0].also.second = ConfigDict(dict(groups=4, env=both[0].env))
-    tasks = build_tasks(both[0], both[-1], ())
+    tasks = build_tasks(check(both[0]), both[-1], ())
     keys += [np.asarray(jax.random.key_data(task.key)).tolist() for task in tasks]
     assert len(keys) == 5 == len({tuple(key) for key in keys})
 

@@ -1,19 +1,20 @@
 """regimes.py: which figures are signs, which signs are an alarm, and what it does. When a figure
 has left its level is tested by test_levels.py."""
 
-import copy
+import dataclasses
 import functools
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.configs import base
-from ragen_jax.diagnostics import regimes
+from ragen_jax.config.fields import FIELDS
+from ragen_jax.configs.base import Regimes, Tighten
+from ragen_jax.diagnostics import levels, regimes
 from ragen_jax.diagnostics.regimes import (
-    ACTIONS,
     ALONE,
     EITHER,
     FALLING,
@@ -54,13 +55,29 @@ BEFORE = 15  # steps of START
 AFTER = 8  # steps after which the recent mean, of a third of all, is of these alone
 
 
-def settings(**changes):
-    """Shares that are easy to count with, and those changed."""
-    found = base.get_config().regimes.to_dict()
-    found |= dict(clear_patience=3, recover=0.5, low=0.5)
-    found |= dict.fromkeys(FALLING, 0.25) | dict.fromkeys(EITHER, dict(fall=0.25, rise=4.0))
-    found["tighten"] = found["tighten"] | dict(every=2)
-    return copy.deepcopy(found | changes)
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The config's section, and constants of the module that differ."""
+
+    section: Regimes = Regimes()
+    constants: dict = dataclasses.field(default_factory=lambda: dict(FALL=regimes.FALL))
+
+
+DEFAULT = Rules()
+
+
+def settings(*, mi_sign=0.25, clear_patience=3, tighten=None, **changes):
+    """Fractions that are easy to count with, and those changed."""
+    fall = dict.fromkeys((*FALLING, *EITHER), 0.25) | dict(mi_sign=mi_sign)
+    rise = dict.fromkeys(EITHER, 4.0)
+    section = Regimes(tighten=Tighten(**(tighten or dict(every=2))), **(dict(mi=0.25) | changes))
+    return Rules(section, dict(FALL=fall, RISE=rise, CLEAR_PATIENCE=clear_patience))
+
+
+def update(state, rules, rows, labels=("",)):
+    """update_regimes with the section and the constants of `Rules`."""
+    with mock.patch.multiple(regimes, **rules.constants):
+        return update_regimes(state, rules.section, rows, labels)
 
 
 def row(**figures):
@@ -81,7 +98,7 @@ def run(steps, rules, state=None):
         state, _, _ = run([row()] * BEFORE, rules, init_regimes())
     history, fired = [], []
     for index, figures in enumerate(steps, 1):
-        state, (metrics,), alarms = update_regimes(state, rules, [figures])
+        state, (metrics,), alarms = update(state, rules, [figures])
         history.append(metrics)
         fired += [(index, alarm.action) for alarm in alarms]
     return state, history, fired
@@ -151,10 +168,10 @@ def rooms_that_differ(rng, runs, steps, fall_at, left):
 
 def test_a_fall_of_rooms_that_differ_is_seen_within_15_steps():
     """From margins whose mean varies by half from step to step, for which rooms are drawn."""
-    rules, labels = base.get_config().regimes.to_dict(), [""] * 60
+    rules, labels = DEFAULT, [""] * 60
     state, on = init_regimes(60), []
     for rows in rooms_that_differ(np.random.default_rng(0), 60, 115, 100, 0.36):
-        state, metrics, _ = update_regimes(state, rules, rows, labels)
+        state, metrics, _ = update(state, rules, rows, labels)
         on.append([found["regime/alarm"] for found in metrics])
     on_TR = np.array(on, bool)
     quiet_R = ~on_TR[:100].any(axis=0)
@@ -171,7 +188,7 @@ def test_a_shallow_fall_must_be_surer_than_a_deep_one(monkeypatch):
         return levels, np.where(z_EF == 0, 0, np.sign(z_EF) * far_EF)
 
     monkeypatch.setattr(regimes, "levels_update", regimes.update_levels, raising=False)
-    rules = base.get_config().regimes.to_dict()
+    rules = DEFAULT
     for left, above, alarm in ((0.45, 0.1, 1), (0.6, 0.1, 0), (0.6, 0.5, 0), (0.6, 0.7, 1)):
         monkeypatch.setattr(regimes, "update_levels", functools.partial(measured, above))
         state, _, _ = run([row()] * BEFORE, settings(mi=0.01, mi_sign=0.01), init_regimes())
@@ -182,11 +199,11 @@ def test_a_shallow_fall_must_be_surer_than_a_deep_one(monkeypatch):
 
 def test_a_reply_that_gets_longer_by_tokens_that_carry_nothing_changes_no_information():
     longer = row(length=100.0, h=0.6) | {"collapse/first_turn/mi_released": 0.3}
-    _, history, fired = run([longer] * 40, base.get_config().regimes.to_dict())
+    _, history, fired = run([longer] * 40, DEFAULT)
     assert not fired and history[-1]["regime/mi_relative"] == pytest.approx(1)
     assert history[-1]["regime/index"] == 0
     shorter = row(length=4.0, both=10.0) | {"collapse/first_turn/mi_released": 1.5}
-    assert on(shorter, base.get_config().regimes.to_dict())  # and the other way round
+    assert on(shorter, DEFAULT)  # and the other way round
 
 
 def test_steps_without_a_figure_leave_it_as_it_is():
@@ -269,7 +286,7 @@ def test_wide_intervals_of_rates_hide_no_fall():
     """A rate near 1 of eight groups has an interval of a third, and hardly moves."""
     wide = {f"{SHORT[name]}_ci95": 0.35 for name in ("think", "action")}
     steps = [row(think=0.98) | wide] * 20 + [row(think=0.85, action=0.4) | wide] * AFTER
-    _, history, _ = run(steps, base.get_config().regimes.to_dict(), init_regimes())
+    _, history, _ = run(steps, DEFAULT, init_regimes())
     assert [int(metrics["regime/alarm"]) for metrics in history[:20]] == [0] * 20
     assert history[-1]["regime/alarm"] == 1
 
@@ -282,7 +299,7 @@ def test_a_margin_that_was_never_above_zero_says_nothing():
 
 def test_the_reason_has_the_numbers():
     state, _, _ = run([BAD] * (AFTER - 1), settings(mi=0.01))
-    _, _, alarms = update_regimes(state, settings(), [BAD], ["sokoban"])
+    _, _, alarms = update(state, settings(), [BAD], ["sokoban"])
     assert [alarm.reason for alarm in alarms] == [
         "sokoban: signs of collapse: own-prompt margin 2, 0.10 of its level 20; regime: "
         "template collapse (regimes)"
@@ -290,7 +307,7 @@ def test_the_reason_has_the_numbers():
     # At a step without those figures, a rule that still fires says what was last seen.
     rest = {key: value for key, value in START.items() if "collapse" not in key}
     rules = settings(action="stop")
-    _, _, alarms = update_regimes(run([BAD] * AFTER, rules)[0], rules, [rest])
+    _, _, alarms = update(run([BAD] * AFTER, rules)[0], rules, [rest])
     assert alarms[0].reason.startswith("signs of collapse: own-prompt margin 2, 0.10 of its")
 
 
@@ -298,11 +315,11 @@ def test_every_environment_has_its_own_alarm():
     labels, rules = ["a", "b", "c"], settings(action="tighten")
     state = init_regimes(3)
     for _ in range(BEFORE):
-        state, _, _ = update_regimes(state, rules, [row(), row(both=500.0), row()], labels)
+        state, _, _ = update(state, rules, [row(), row(both=500.0), row()], labels)
     # The mean over the three hardly moves.
     found = []
     for _ in range(AFTER + 2):
-        state, metrics, fired = update_regimes(state, rules, [row(), row(both=500.0), BAD], labels)
+        state, metrics, fired = update(state, rules, [row(), row(both=500.0), BAD], labels)
         found += [alarm.reason[:3] for alarm in fired]
     assert [one["regime/alarm"] for one in metrics] == [0, 0, 1]
     assert set(found) == {"c: "} and state.alarm_E[:2].tolist() == [0, 0]
@@ -326,7 +343,7 @@ def test_actions():
         "tighten": [*range(first, ends, 2), *range(again, len(steps) + 1, 2)],
         "off": [],
     }
-    assert set(fires) == set(ACTIONS)
+    assert all(FIELDS["regimes.action"].accepts(action) for action in fires)
     for action, expected in fires.items():
         _, history, fired = run(steps, settings(action=action))
         assert fired == [(step, action) for step in expected]
@@ -343,16 +360,22 @@ def test_tightening_lowers_the_filters_value_to_a_floor():
     assert scales[first : first + 6] == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.2, 0.2])
     assert state.filter_scale_E == np.float32(0.2)  # and stays tight after the alarm
     before, _, _ = run([BAD] * (AFTER - 1), settings(mi=0.01))
-    _, _, found = update_regimes(before, rules, [BAD])
+    _, _, found = update(before, rules, [BAD])
     assert "; filter.value is now multiplied by 0.5 (regimes)" in found[0].reason
     # Other actions leave it.
     assert run(steps, settings())[0].filter_scale_E == 1
     assert "regime/filter_scale" not in run(steps, settings())[1][-1]
 
 
-def test_every_kind_is_a_setting_and_a_figure():
+def test_every_kind_has_a_threshold_and_a_figure():
     kinds = {figure.kind for figure in FIGURES}
-    assert kinds == {*FALLING, *EITHER} <= set(base.get_config().regimes.to_dict())
+    assert kinds == {*FALLING, *EITHER} == {*regimes.FALL, "mi"} >= set(regimes.RISE)
+
+
+def test_a_level_may_have_as_many_values_as_are_kept():
+    accepts = FIELDS["regimes.baseline"].accepts
+    assert accepts(levels.FIRST) and not accepts(levels.FIRST + 1)
+    assert regimes.LONGEST_LEVEL <= levels.FIRST and regimes.RECENT <= levels.LAST
 
 
 def test_a_resumed_run_is_the_whole_one(tmp_path):

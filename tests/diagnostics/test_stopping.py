@@ -1,13 +1,13 @@
 """stopping.py: each rule by hand, warnings once a streak, a state that survives a checkpoint."""
 
-import copy
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Stopping
 from ragen_jax.diagnostics.stopping import RULES, init_stopping, update_stopping
 from ragen_jax.run.checkpoint import Checkpoints
 
@@ -18,10 +18,11 @@ FINE = dict(variance_E=[1.0], kept=0.5, skipped=0)
 
 def settings(**changes):
     """The defaults with `rule__field=value` changed."""
-    found = copy.deepcopy(base.get_config().stopping.to_dict())
+    found = Stopping()
     for name, value in changes.items():
         rule, field = name.split("__")
-        found[rule][field] = value
+        changed = dataclasses.replace(getattr(found, rule), **{field: value})
+        found = dataclasses.replace(found, **{rule: changed})
     return found
 
 
@@ -35,7 +36,7 @@ def run(steps, rules, state=None):
 
 
 def test_the_papers_numbers_are_the_defaults():
-    found = settings()
+    found = settings().to_dict()
     assert set(found) == set(RULES)
     assert found["variance"] == dict(action="stop", patience=5, ratio=0.1, baseline=10)
     assert found["success"] == dict(action="stop", patience=5, least=0.01)
@@ -116,9 +117,8 @@ def test_skipped_updates_in_a_row():
 
 
 def test_reasons_tell_the_numbers():
-    rules = settings(variance__baseline=2, variance__patience=1, success__patience=1)
-    for rule in RULES:
-        rules[rule]["patience"] = 1
+    patience = {f"{rule}__patience": 1 for rule in RULES}
+    rules = settings(variance__baseline=2, **patience)
     state, _ = run([dict(variance_E=[8.0]), dict(variance_E=[4.0])], rules)
     _, fired = update_stopping(state, rules, variance_E=[0.25], kept=0, skipped=1, success=0.005)
     assert [one.reason for one in fired] == [

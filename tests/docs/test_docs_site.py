@@ -32,7 +32,7 @@ def test_every_field_is_in_the_table_with_its_comment():
         "`filter.strategy`",
     ]
     assert rows["model.lora.alpha"].split(" | ")[1] == (
-        "train low-rank adapters instead of the model; adapters are scaled by alpha / rank"
+        "Train low-rank adapters instead of the model; adapters are scaled by alpha / rank"
     )
     assert rows["mesh.data"].startswith("`-1` | splits rows | ")
     sections = re.findall(r"^## (.*)$", text, re.M)
@@ -42,26 +42,41 @@ def test_every_field_is_in_the_table_with_its_comment():
 def test_comments_of_a_config_file():
     from settings_table import comments
 
-    source = """
-SETTINGS = dict(
-    a=whole(1, 0, 9),  # behind
+    source = '''
+class Inner(Section):
+    """Two words,
+    folded."""
+
+    f: bool = flag(True)
+    g: bool = flag(
+        False,
+    )  # after
+
+
+class Part(Section):
+    """A section."""
+
+    d: bool = flag(True)
+    e: Inner = Inner()
+
+
+class Config(Section):
+    """All."""
+
+    a: int = whole(1, 0, 9)  # behind
     # Two lines
     # above.
-    b=any_of(("x",), "xy"),
-    c=dict(  # a section
-        d=flag(True),
-        e=dict(f=flag(True), g=flag(False)),  # on one line
-    ),
-)
-"""
+    b: tuple[str, ...] = any_of(("x",), "xy")
+    c: Part = Part()
+'''
     assert comments(source) == {
         "a": "behind",
         "b": "Two lines above.",
-        "c": "a section",
+        "c": "A section.",
         "c.d": "",
-        "c.e": "on one line",
+        "c.e": "Two words, folded.",
         "c.e.f": "",
-        "c.e.g": "",
+        "c.e.g": "after",
     }
 
 

@@ -262,7 +262,7 @@ def test_a_call_goes_through_the_chat_and_back(own):
     options = dict(path="rows.jsonl", reward="mine:score", tools="mine:TOOLS")
     config.env.options.update(options)
     config.env.update(max_turns=3, max_actions=3, time_limit=5.0)
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     tokenizer = copy.deepcopy(family("qwen").tokenizer)
     tokenizer.chat_template = TOOL_TEMPLATE
     chat = build_chat(config, tokenizer, environment)
@@ -272,7 +272,7 @@ def test_a_call_goes_through_the_chat_and_back(own):
     assert '"name": "larger"' in chat.text(prompt)
     reply = chat.read(sampled)
     asked = StepRequest(state, reply.actions, np.random.default_rng(0), 3)
-    (acted,) = act(environment, [asked], build_limits(config))
+    (acted,) = act(environment, [asked], build_limits(config.env))
     assert acted.observation == "17" and not acted.done and acted.actions == (ASKED,)
     message = chat.observe(acted.observation, actions_used=1, last_valid=reply.valid)
     turn = Turn(prompt, "", sampled, None, reply.reasoning, reply.answer, (), True, 0.0, {})

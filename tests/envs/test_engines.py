@@ -508,10 +508,10 @@ def test_a_pool_of_live_problems_is_refused():
     config = gymnasium_config.get_config()
     config.env.options.id = "test/Hunt-v0"
     config.env.pool = 64
-    build_environment(config, "train")
+    build_environment(config.env, "train")
     config.env.options.replay = False
     with pytest.raises(ValueError, match="config.env.pool is 64; accepted: 0, because .*repeat"):
-        build_environment(config, "train")
+        build_environment(config.env, "train")
 
 
 def test_the_config(language_model):

@@ -397,7 +397,7 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
     config.env.options.task = task
     config.env.options.settings = ConfigDict(reasoning_gym.SHORT[task])
     check(config)
-    environment = build_environment(config, "imitation")
+    environment = build_environment(config.env, "imitation")
     tokenizer = build_tokenizer(environment.words)
     assert len(environment.words) < 400
     chat = build_chat(config, tokenizer, environment)
@@ -408,7 +408,7 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
         actions_per_turn=1,
         max_turns=1,
         max_actions=1,
-        settings=environment_settings(config),
+        settings=environment_settings(config.env),
         directory=tmp_path,
     )
     for seed, turn in enumerate(shown, 1 << 61):
@@ -417,7 +417,7 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
         assert len(tokenizer.encode(turn["observation"])) < 60
         (answer,) = chat.read([*ids, chat.close_id]).actions
         assert environment.step(environment.reset(seed), answer).info["success"]
-    heldout = build_environment(config, "eval")
+    heldout = build_environment(config.env, "eval")
     assert len({heldout.identity(heldout.reset(seed)) for seed in range(200)}) > 170
 
 
@@ -428,4 +428,4 @@ def test_every_preset_is_accepted(preset, language_model):
         config.model.path = str(language_model)
     fill_auto_fields(config, jax.devices())
     check(config)
-    assert build_environment(config, "train").reset(0).attempt == 1
+    assert build_environment(config.env, "train").reset(0).attempt == 1

@@ -462,7 +462,7 @@ def test_reset_is_pure_and_problems_vary():
     assert SearchQA().reset(7) == states[7] != SearchQA(worlds=9).reset(7)
     assert len({env.identity(state) for state in states}) > 290
     assert {state.question.world for state in states} == set(range(8))
-    tiny = build_environment(config_file.get_config(), "eval")
+    tiny = build_environment(config_file.get_config().env, "eval")
     assert len({tiny.identity(tiny.reset(seed)) for seed in range(1500)}) >= 1024
 
 

@@ -90,7 +90,7 @@ def environment_of(name, **options):
     config.env.name = name
     config.env.actions_per_turn = 1
     config.env.options.update(FOREIGN.get(name, ({},))[0] | options)
-    return config, build_environment(config, "train")
+    return config, build_environment(config.env, "train")
 
 
 def digests(name, first, last, **options):

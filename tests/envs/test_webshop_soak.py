@@ -100,7 +100,7 @@ def test_ten_thousand_visits_to_a_hostile_shop(options, checked):
     config = webshop.get_config()
     config.env.options.update(options)
     config.env.update(prompt="full", max_turns=TURNS, max_actions=TURNS)
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     chat = build_chat(config, build_tokenizer(environment.words), environment)
     control = np.array(sorted(chat.template.control))
 

@@ -1,5 +1,6 @@
 """The laboratory: its arms, and what its report says of runs made by hand."""
 
+import dataclasses
 import datetime
 import importlib
 import json
@@ -16,7 +17,9 @@ import pytest
 from ragen_jax.config.stored import fields_of
 from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
+from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.core.domains import freeze
 from ragen_jax.diagnostics import intervals
 from ragen_jax.lab import arms as lab_arms
 from ragen_jax.lab import collapse, curves
@@ -249,7 +252,8 @@ def plan():
     """Five arms of an experiment."""
     config = sokoban.get_config()
     config.model.path = "somewhere"  # no warm start
-    return [Arm("a", "none", seed, config.copy_and_resolve_references()) for seed in range(5)]
+    config = freeze(Config, config)
+    return [Arm("a", "none", seed, config) for seed in range(5)]
 
 
 def processes_of(monkeypatch, code_of):
@@ -282,7 +286,9 @@ def test_arms_have_the_day_of_the_first_that_began(plan, tmp_path):
         (tmp_path / arm.folder / "config.json").write_text(json.dumps(arm.config.to_dict()))
     assert days(26) == ["2026-11-25"] * 5 and days(26, plan[2:]) == ["2026-11-26"] * 3
     assert {arm.config.model.date for arm in plan} == {"auto"}
-    plan[0].config.model.path = "tiny"
+    model = dataclasses.replace(plan[0].config.model, path="tiny")
+    tiny = dataclasses.replace(plan[0].config, model=model)
+    plan[0] = dataclasses.replace(plan[0], config=tiny)
     assert days(26) == ["auto", *["2026-11-25"] * 4]
 
 
@@ -356,8 +362,7 @@ def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, mo
     begun = processes_of(monkeypatch, {})
     folder = tmp_path / plan[3].folder
     folder.mkdir(parents=True)
-    other = plan[3].config.copy_and_resolve_references()
-    other.seed = 7
+    other = dataclasses.replace(plan[3].config, seed=7)
     (folder / "config.json").write_text(json.dumps(other.to_dict()))
     if done:
         (folder / "metrics.jsonl").write_text(json.dumps({"step": other.steps}) + "\n")

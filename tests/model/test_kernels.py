@@ -121,7 +121,7 @@ def test_config_chooses_the_kernel():
     shape = SHAPES["qwen2.5-0.5b"]
     config.model.update(dtype="bfloat16", remat=True)
     want = dataclasses.replace(shape, dtype="bfloat16", attention="xla", remat=True)
-    assert build_model(config, shape, mesh).config == want
+    assert build_model(config.model, shape, mesh).config == want
     config.model.attention = "splash"
     with pytest.raises(ValueError, match="config.model.attention is 'splash'.*cpu.*auto, xla$"):
-        build_model(config, shape, mesh)
+        build_model(config.model, shape, mesh)

@@ -167,7 +167,7 @@ def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, ma
     """On episodes of the default configs, against the template rendered and encoded whole."""
     config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
     config.env.update(prompt=prompt, context=context, window=2)
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     tokenizer = build_tokenizer(environment.words)
     chat = build_chat(config, tokenizer, environment)
     close = encode(tokenizer, "<|im_end|>")

@@ -14,6 +14,7 @@ from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties
 from ragen_jax.config.check import check
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.configs import base, sokoban
@@ -226,7 +227,7 @@ def built(**fields):
     mesh, sampling_mesh = build_meshes(config)
     model = Qwen(dataclasses.replace(SHAPE, dtype=config.model.dtype))
     params = shard_params(jax.device_get(init_params(SHAPE, jax.random.key(0))), model, mesh)
-    return config, *build_learner(config, model, params, mesh, sampling_mesh)
+    return config, *build_learner(load_config(config), model, params, mesh, sampling_mesh)
 
 
 def test_the_ratio_is_to_the_policy_before_the_updates_and_weights_to_the_sampler(

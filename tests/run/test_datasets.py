@@ -452,7 +452,7 @@ def test_the_expert_keeps_to_the_budgets(tmp_path):
 )
 def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
     config = module.get_config()
-    environment = build_environment(config, "imitation")
+    environment = build_environment(config.env, "imitation")
     tokenizer = build_tokenizer(environment.words)
     chat = build_chat(config, tokenizer, environment)
     shown = demonstrations(
@@ -462,7 +462,7 @@ def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
         actions_per_turn=config.env.actions_per_turn,
         max_turns=config.env.max_turns,
         max_actions=config.env.max_actions,
-        settings=environment_settings(config),
+        settings=environment_settings(config.env),
         directory=tmp_path,
     )
     solved = 0
@@ -484,7 +484,7 @@ def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
 
 def test_a_scripted_players_replies_are_what_the_rollout_reads():
     config = game_2048.get_config()
-    environment = build_environment(config, "imitation")
+    environment = build_environment(config.env, "imitation")
     tokenizer = build_tokenizer(environment.words)
     chat = build_chat(config, tokenizer, environment)
     budgets = {name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")}

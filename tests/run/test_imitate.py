@@ -22,6 +22,8 @@ from ragen_jax.configs import (
     sudoku,
     webshop,
 )
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
@@ -48,7 +50,7 @@ def name_of(config, cache, monkeypatch):
     """The name of a config's agent, which is not trained."""
     monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None, None))
     monkeypatch.setattr(imitate.hf, "save", lambda directory, *_, **__: None)
-    return imitate.tiny_model(config, cache).name
+    return imitate.tiny_model(freeze(Config, config), cache).name
 
 
 def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
@@ -90,11 +92,12 @@ def test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in(tmp_path,
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"env.options.slip": 0.8, "warmstart.options.slip": 0.02})
     seen = []
-    monkeypatch.setattr(imitate, "tiny_words", lambda c: seen.append(c.env.options.slip) or ())
-    assert imitate.imitation_config(config).env.options.slip == 0.02 and seen == [0.8, 0.02]
+    monkeypatch.setattr(imitate, "tiny_words", lambda c: seen.append(c.env.options["slip"]) or ())
+    taught = imitate.imitation_config(freeze(Config, config))
+    assert taught.env.options["slip"] == 0.02 and seen == [0.8, 0.02]
     monkeypatch.undo()
     assert name_of(config, tmp_path, monkeypatch) == usual
-    assert config.env.options.slip == 0.8 and build_environment(config, "train").slip == 0.8
+    assert config.env.options.slip == 0.8 and build_environment(config.env, "train").slip == 0.8
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_a_world_to_be_taught_in_must_fit(tmp_path, options, message):
     config = frozen_lake.get_config()
     config.warmstart.options = options
     with pytest.raises(ValueError, match=message):
-        imitate.tiny_model(config, tmp_path)
+        imitate.tiny_model(freeze(Config, config), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -146,7 +149,7 @@ def test_an_agent_of_an_environment_that_was_changed_is_built_anew(
 def test_demonstrations_are_generated_anew_for_an_environment_that_was_changed(
     tmp_path, monkeypatch
 ):
-    environment = build_environment(sokoban.get_config(), "imitation")
+    environment = build_environment(sokoban.get_config().env, "imitation")
     play = imitate._expert(sokoban.get_config())
     settings = dict(rooms=20, settings={"env": "sokoban"}, directory=tmp_path, **play)
     before = datasets.demonstrations(environment, **settings)

@@ -99,8 +99,8 @@ def test_rows_of_each_task_are_what_was_put_under_its_label():
 
 def test_the_collapse_of_one_environment_of_three_is_seen():
     """By the `watch` of the training loop, on rows of a run with three environments."""
-    config = base.get_config()
-    settings = dict(stopping=config.stopping.to_dict(), regimes=config.regimes.to_dict())
+    config = base.Config()
+    settings = dict(stopping=config.stopping, regimes=config.regimes)
     run = types.SimpleNamespace(tasks=parts(1, 1, 1), **settings)
     mesh = make_mesh(data=1, fsdp=1, tensor=1)
     parts_of_state = dict(stopping=init_stopping(3), regimes=init_regimes(3))
@@ -143,7 +143,7 @@ def config(agent):
 
 
 def test_a_config_of_several_is_one_of_each(config):
-    check(config)
+    given, config = config, check(config)
     alone = per_task_configs(config)
     assert list(alone) == ["sokoban", "frozen_lake"]
     first, second = alone.values()
@@ -152,12 +152,13 @@ def test_a_config_of_several_is_one_of_each(config):
     assert second.optimizer.learning_rate == config.optimizer.learning_rate
     assert per_task_groups(config) == (3, 2) and step_groups(config) == 5
     assert step_rows(config) == 4 * (3 * 3 + 2 * 2)  # single turn: a row a turn
-    config.also.frozen_lake.env.context = "full"
-    assert step_rows(config) == 4 * (3 * 3 + 2)
-    assert row_tokens(config) == 2 * config.rollout.max_new_tokens
-    one = sokoban.get_config()
+    given.also.frozen_lake.env.context = "full"
+    longer = check(given)
+    assert step_rows(longer) == 4 * (3 * 3 + 2)
+    assert row_tokens(longer) == 2 * config.rollout.max_new_tokens
+    one = check(sokoban.get_config())
     assert list(per_task_configs(one).values()) == [one]
-    assert config.also.frozen_lake.env.name == "frozen_lake"  # the config itself stays as it was
+    assert config.also["frozen_lake"].env.name == "frozen_lake"  # the config stays as it was
     assert config.rollout.groups == 3
 
 
@@ -191,6 +192,7 @@ def test_what_no_run_could_use_is_refused(config, change, message):
 
 
 def test_each_environment_is_filtered_by_itself(config, agent):
+    config = check(config)
     mesh, _ = build_meshes(config)
     model, params, _ = hf.load(agent.directory, mesh=mesh)
     learner, state = build_learner(config, model, params, mesh)
@@ -211,10 +213,10 @@ def no_eval_split(agent, monkeypatch):
     build = run_tasks.build_environment
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
 
-    def of_split(config, split):
+    def of_split(env, split):
         if split == "eval":
             raise ValueError("no row of split 'eval'")
-        return build(config, split)
+        return build(env, split)
 
     monkeypatch.setattr(run_tasks, "build_environment", of_split)
 
@@ -617,8 +619,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
 
 
 def test_the_mixture_config_is_valid():
-    config = mixture.get_config()
-    check(config)
+    config = check(mixture.get_config())
     assert set(per_task_configs(config)) == {"sokoban", "frozen_lake", "countdown"}
     assert len(tiny_words(config)) == len(set(tiny_words(config)))
     for preset in ("qwen2.5-0.5b", "tiny+ppo+no_filter"):

@@ -7,7 +7,7 @@ import pytest
 import trainer_formats
 from cli_commands import call
 
-from ragen_jax.configs import base
+from ragen_jax.configs.base import Regimes
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
@@ -224,7 +224,7 @@ def test_groups_of_different_sizes(written, model, agent, tmp_path):
 def test_an_alarm_where_information_falls():
     key = "collapse/first_turn/own_margin"
     rows = [{key: 14.0 if step <= 12 else 2.0, f"{key}_ci95": 0.5} for step in range(1, 25)]
-    found, fired = add_alarm(rows, base.get_config().regimes.to_dict())
+    found, fired = add_alarm(rows, Regimes())
     alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
     assert alarms and 12 < alarms[0] <= 17
     ((index, first),) = fired  # "warn" says it once

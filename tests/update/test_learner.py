@@ -15,6 +15,7 @@ from ragen_jax.algorithm.batch import take_rows
 from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties, check_host_memory
 from ragen_jax.config.check import check
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base, recipes
 from ragen_jax.core.sharding import MEMORIES
@@ -101,7 +102,9 @@ def advantages(config, policy, episodes, keep_GK=None):
     check(config)
     model, params = policy
     mesh, _ = build_meshes(config)
-    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
+    learner, state = build_learner(
+        load_config(config), model, jax.tree.map(lambda x: x + 0, params), mesh
+    )
     batch, outcomes = outcomes_of(config, episodes)
     with jax.set_mesh(mesh):
         selection, _ = select(learner, state, batch, outcomes)
@@ -193,7 +196,7 @@ def test_200_settings_of_a_policy_that_is_its_reference(config, policy, episodes
 
 def test_adapters_are_scaled_by_alpha_over_rank(config, policy):
     config.model.lora.update(rank=2, alpha=6.0)
-    learner, _ = build_learner(config, *policy, build_meshes(config)[0])
+    learner, _ = build_learner(load_config(config), *policy, build_meshes(config)[0])
     assert learner.frozen.scale == 3.0
 
 
@@ -207,7 +210,7 @@ def test_a_reference_that_rests_on_the_host_gives_the_same_update(config, policy
         config.algorithm.kl_memory = memory
         mesh, _ = build_meshes(config)
         copied = jax.tree.map(jnp.copy, policy[1])
-        learner, state = build_learner(config, policy[0], copied, mesh)
+        learner, state = build_learner(load_config(config), policy[0], copied, mesh)
         kinds = {x.sharding.memory_kind for x in jax.tree.leaves(learner.reference)}
         assert kinds == {MEMORIES[memory]}
         batch, outcomes = outcomes_of(config, episodes)
@@ -307,7 +310,7 @@ def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy
     """Of group 0 one member broke, of group 1 all but one, which then has nothing to be compared
     with, however the groups are selected."""
     config.filter.strategy = "none"
-    learner, state = build_learner(config, *policy, build_meshes(config)[0])
+    learner, state = build_learner(load_config(config), *policy, build_meshes(config)[0])
     batch, outcomes = outcomes_of(config, episodes)
     broken_GK = np.zeros((G, K), bool)
     broken_GK[0, 2] = broken_GK[1, :3] = True
@@ -342,7 +345,7 @@ def test_dr_grpo_applies_the_keep_rate_once(config, policy, episodes, loss_scale
         config.filter.strategy = strategy
         mesh, _ = build_meshes(config)
         copied = jax.tree.map(jnp.copy, policy[1])
-        learner, state = build_learner(config, policy[0], copied, mesh)
+        learner, state = build_learner(load_config(config), policy[0], copied, mesh)
         batch, outcomes = outcomes_of(config, episodes)
         with jax.set_mesh(mesh):
             selection, _ = select(learner, state, batch, outcomes)
@@ -395,7 +398,9 @@ def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, r
     config.algorithm.kl_coef = 0.1
     model = Qwen(dataclasses.replace(policy[0].config, dtype="bfloat16"))
     mesh, _ = build_meshes(config)
-    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, policy[1]), mesh)
+    learner, state = build_learner(
+        load_config(config), model, jax.tree.map(lambda x: x + 0, policy[1]), mesh
+    )
     held = learner.frozen.params if rank else learner.reference
     for path, x in jax.tree_util.tree_leaves_with_path(held):
         norm = "norm" in jax.tree_util.keystr(path)
@@ -407,7 +412,7 @@ def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, r
     if rank:
         assert learner.frozen_policy.params is held  # sampling reads it, too: no second copy
     config.model.dtype = "float32"
-    learner, state = build_learner(config, *policy, mesh)
+    learner, state = build_learner(load_config(config), *policy, mesh)
     if rank:
         assert learner.frozen.params is policy[1]
     else:  # the update donates the policy's arrays
