@@ -295,9 +295,5 @@ def _compile_turn(
             rows_of(rows, dtype=task.key.dtype),
             rows_of(rows),
             host((), jnp.float32),
-            max_new_tokens=task.budgets.max_new_tokens,
-            stop_ids=task.chat.stop_ids,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            settings=sampling.decode_settings(task.chat.stop_ids, task.budgets.max_new_tokens),
         )

@@ -27,6 +27,7 @@ from ragen_jax.rollout.env_calls import (
     StepResult,
     act,
 )
+from ragen_jax.rollout.sample import DecodeSettings
 
 NO_VISION_TOWER = (
     "the environment shows images, but the model at config.model.path has no vision tower; use "
@@ -54,6 +55,16 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    def decode_settings(self, stop_ids: tuple[int, ...], max_tokens: int) -> DecodeSettings:
+        """Return the settings of the decoding loop, which do not include the temperature."""
+        return DecodeSettings(
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

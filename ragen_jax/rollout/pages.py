@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket
@@ -20,7 +19,15 @@ from ragen_jax.core.sharding import max_over_processes, place_rows, read_rows, r
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
+from ragen_jax.rollout.chunks import (
+    DecodeBatch,
+    Page,
+    decode_chunk,
+    empty_page,
+    fold,
+    keep_rows,
+    read,
+)
 from ragen_jax.rollout.episode import Sampling
 
 PIECE = 256  # maximum tokens of a row that are read in a call
@@ -65,17 +72,6 @@ class PendingRead:
     start: int  # number of cached tokens to keep
     tokens: np.ndarray  # int32, the new tokens
     shift: int = 0  # `ImageTable.shift` of the first `start` tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeBatch:
-    """The replies that a chunk continues: lists with an entry for each row of this process."""
-
-    token: list[int]  # last token of the row
-    before: list[int]  # number of tokens before it
-    drawn: list[int]  # number of tokens in the reply so far
-    tokens_left: list[int]  # number of tokens the reply may still get; 0: no reply is running
-    shift: list[int]  # `ImageTable.shift` of the tokens before
 
 
 def cache_sizes(
@@ -203,43 +199,47 @@ class Cache:
                 part.sort(key=lambda n: -len(n.tokens))
 
     def decode(
-        self, rows: DecodeBatch, keys_B: jax.Array, sampling: Sampling, stop_ids: tuple[int, ...]
+        self, batch: DecodeBatch, sampling: Sampling, stop_ids: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Decode a chunk of every running reply.
+
+        Args:
+          batch: arrays on the host, with an entry for each row of this process; `keys_B` is on the
+            mesh in use.
 
         Returns:
           (tokens_BC, logp_BC, count_B), or None if no reply is running in any process.
         """
         chunk = self.sizes.chunk
-        under_way = [i for i, left in enumerate(rows.tokens_left) if left]
+        running_B = batch.budget_B > 0
+        before = np.asarray(batch.length_B)[running_B]
+        after = before + np.minimum(chunk, batch.budget_B[running_B])
         longest, end, least = max_over_processes(
-            max((rows.before[i] for i in under_way), default=0),
-            max((rows.before[i] + min(chunk, rows.tokens_left[i]) for i in under_way), default=0),
-            max((-rows.before[i] for i in under_way), default=-(2**31)),
+            max(before.tolist(), default=0),
+            max(after.tolist(), default=0),
+            max((-before).tolist(), default=-(2**31)),
         )
         if not end:
             return None
         self._grow(end)
-        columns = rows.token, rows.before, rows.drawn, rows.tokens_left
-        token_B, before_B, *others = (place_rows(np.array(c, np.int32)) for c in columns)
+        placed = DecodeBatch(
+            token_B=place_rows(np.asarray(batch.token_B)),
+            length_B=place_rows(np.asarray(batch.length_B)),
+            drawn_B=place_rows(np.asarray(batch.drawn_B)),
+            budget_B=place_rows(np.asarray(batch.budget_B)),
+            keys_B=batch.keys_B,
+            shift_B=None if batch.shift_B is None else place_rows(np.asarray(batch.shift_B)),
+        )
         new, tokens_BC, logp_BC, count_B = decode_chunk(
             self.model,
             self.params,
             self.pages[: self._needed(max(longest, 1))],
-            token_B,
-            before_B,
-            *others,
-            keys_B,
+            placed,
             np.float32(sampling.temperature),
-            *self._places(rows.shift),
-            chunk=chunk,
-            stop_ids=stop_ids,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            settings=sampling.decode_settings(stop_ids, chunk),
         )
         each = place_rows(np.tile(np.arange(self.rows, dtype=np.int32), self.shards))
-        self._fold(new, before_B, count_B, each, -least, end)
+        self._fold(new, placed.length_B, count_B, each, -least, end)
         return read_rows(tokens_BC), read_rows(logp_BC), read_rows(count_B)
 
     def _fold(

@@ -159,11 +159,7 @@ def _sample_replies(
         keys_B,
         place_rows(np.where(real, max_new_tokens, 0).astype(np.int32)),
         np.float32(sampling.temperature),
-        max_new_tokens=max_new_tokens,
-        stop_ids=settings.chat.stop_ids,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        settings=sampling.decode_settings(settings.chat.stop_ids, max_new_tokens),
     )
     tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
     return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply

@@ -27,6 +27,7 @@ from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_s
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.chunks import DecodeBatch
 from ragen_jax.rollout.env_calls import Clock
 from ragen_jax.rollout.episode import (
     Play,
@@ -36,7 +37,7 @@ from ragen_jax.rollout.episode import (
     act_on,
     begin_turns,
 )
-from ragen_jax.rollout.pages import Cache, DecodeBatch, PendingRead, cache_sizes
+from ragen_jax.rollout.pages import Cache, PendingRead, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
 
 NOTHING = np.zeros(0, np.int32)
@@ -236,14 +237,16 @@ def _decode(
         [play.member if play else 0 for play in plays],
         [len(play.turns) if play else 0 for play in plays],
     )
-    replying = DecodeBatch(
-        token=[slot.token for slot in table],
-        before=[len(slot.cached_ids) for slot in table],
-        drawn=[len(slot.sampled) for slot in table],
-        tokens_left=[slot.tokens_left for slot in table],
-        shift=[slot.shift for slot in table],
+    shift_B = np.array([slot.shift for slot in table], np.int32)
+    batch = DecodeBatch(
+        token_B=np.array([slot.token for slot in table], np.int32),
+        length_B=np.array([len(slot.cached_ids) for slot in table], np.int32),
+        drawn_B=np.array([len(slot.sampled) for slot in table], np.int32),
+        budget_B=np.array([slot.tokens_left for slot in table], np.int32),
+        keys_B=keys_B,
+        shift_B=None if cache.album is None else shift_B,
     )
-    found = cache.decode(replying, keys_B, sampling, chat.stop_ids)
+    found = cache.decode(batch, sampling, chat.stop_ids)
     if found is None:
         return []
     tokens_BC, logp_BC, count_B = found

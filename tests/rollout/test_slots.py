@@ -24,6 +24,7 @@ from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling, start_plays
 from ragen_jax.rollout.expected import expected_lengths, expected_programs
 from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.sample import DecodeSettings
 from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
@@ -159,7 +160,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     decode = pages.decode_chunk
 
     def seen(*args, **settings):
-        calls.append(int((np.asarray(args[6]) > 0).sum()))
+        calls.append(int((np.asarray(args[3].budget_B) > 0).sum()))
         if len(calls) == 2:  # the first replies have stopped, and their steps are under way
             gone_on.set()
         return decode(*args, **settings)
@@ -406,7 +407,8 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     heat, first = (jax.ShapeDtypeStruct((), kind) for kind in (jnp.float32, jnp.int32))
     with optimised():
         decode = chunks.decode_chunk.lower(
-            model, params, held, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
+            *(model, params, held, chunks.DecodeBatch(*[ints(B)] * 4, keys_B=keys), heat),
+            settings=DecodeSettings(max_tokens=16, stop_ids=(1,)),
         )
         fold = chunks.fold.lower(held[-1], page(R, E), first, ints(R), ints(R), ints(B))
         read = chunks.read.lower(model, params, held, ints(R), ints(R), ints(R, E))
