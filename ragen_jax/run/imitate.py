@@ -462,7 +462,9 @@ def _imitated_turn(
         album.register(images_of(observation))
     spans = spans_of(observation, album)
     message = chat.observe(
-        observation, actions_used=chat.actions_per_turn * example["turn"], last_valid=last_valid
+        observation,
+        actions_used=chat.format.actions_per_turn * example["turn"],
+        last_valid=last_valid,
     )
     sampled = chat.reply_ids(example["reply"])
     prompt = chat.prompt_ids(turns, message, spans)

@@ -205,7 +205,7 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     metrics_E = []
     for number, task in enumerate(step.run.tasks):
         groups = [g for g in np.flatnonzero(learner.environment_G == number) if g in first_G]
-        alone = task.chat.context == "single_turn"
+        alone = task.chat.format.context == "single_turn"
         scored = [
             (e, u, turn)
             for e, episode in sound

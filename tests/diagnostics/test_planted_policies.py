@@ -20,7 +20,7 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 
 V = 40  # ids 0..31 may name a prompt
 FILLER = [39, 38, 37]
@@ -187,11 +187,7 @@ def forms(policy, tokenizer, observe, make_turn, make_episode, *, context="full"
     chat = make_chat(
         tokenizer,
         Sokoban(),
-        context=context,
-        window=2,
-        prompt="terse",
-        actions_per_turn=1,
-        max_actions=9,
+        ChatFormat(context=context, window=2, prompt="terse", actions_per_turn=1, max_actions=9),
     )
     episodes = play(policy, chat, observe, make_turn, make_episode, seed=seed)
     found = collapse_metrics(

@@ -18,7 +18,7 @@ from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import chunks, pages, slots
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.collect import collect
 from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling, start_plays
@@ -51,11 +51,13 @@ def played_by(name, context, **limits):
     chat = make_chat(
         tokenizer,
         environment,
-        context=context,
-        prompt="terse",
-        actions_per_turn=2,
-        max_actions=BUDGETS.max_actions,
-        **limits,
+        ChatFormat(
+            context=context,
+            prompt="terse",
+            actions_per_turn=2,
+            max_actions=BUDGETS.max_actions,
+            **limits,
+        ),
     )
     more = tuple(range(10, 20))
     task = types.SimpleNamespace(
