@@ -32,7 +32,7 @@ from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.run.checkpoint import Checkpoints
@@ -188,12 +188,12 @@ def main(argv: Sequence[str]) -> None:
                 model,
                 tasks[index].seen(params, episodes),
                 [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
-                first_turn_samples=config.diagnose.first_turn_samples,
-                trajectory_samples=config.diagnose.trajectory_samples,
-                micro_batch=config.diagnose.micro_batch,
-                seed=config.eval.seed,
-                step=0,
-                environment=index,
+                ScopeSizes(
+                    first_turn_samples=config.diagnose.first_turn_samples,
+                    trajectory_samples=config.diagnose.trajectory_samples,
+                    micro_batch=config.diagnose.micro_batch,
+                ),
+                ScopeKey(seed=config.eval.seed, step=0, environment=index),
             )
             for index, episodes in enumerate(episodes_E)
         ]

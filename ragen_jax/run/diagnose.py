@@ -29,7 +29,7 @@ from ragen_jax.diagnostics.cross_scoring import only_compiling
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
-from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.qwen import Qwen
@@ -141,12 +141,12 @@ def _score(
         step.run.model,
         task.seen(step.policy, episodes),
         episodes,
-        first_turn_samples=settings.first_turn_samples,
-        trajectory_samples=settings.trajectory_samples,
-        micro_batch=settings.micro_batch,
-        seed=step.run.seed,
-        step=step.number,
-        environment=index,
+        ScopeSizes(
+            first_turn_samples=settings.first_turn_samples,
+            trajectory_samples=settings.trajectory_samples,
+            micro_batch=settings.micro_batch,
+        ),
+        ScopeKey(seed=step.run.seed, step=step.number, environment=index),
         flow=flow,
         chat=task.chat if flow else None,
         keep=keep,
@@ -202,12 +202,12 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
             step.run.model,
             seen,
             episodes,
-            first_turn_samples=len(episodes),
-            trajectory_samples=1,  # none: a scope needs two
-            micro_batch=settings.micro_batch,
-            seed=task.eval_seed,
-            step=0,
-            environment=index,
+            ScopeSizes(
+                first_turn_samples=len(episodes),
+                trajectory_samples=1,
+                micro_batch=settings.micro_batch,
+            ),
+            ScopeKey(seed=task.eval_seed, step=0, environment=index),
         )
         figures |= style_metrics(episodes, task.styles, task.chat.text) if task.styles else {}
         if settings.probe_mediation:

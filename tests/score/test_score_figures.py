@@ -10,7 +10,7 @@ from command_line import call
 from ragen_jax.configs import base
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import hf
 from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.run.log import write_rollouts
@@ -63,11 +63,8 @@ def figures(agent, episodes, trajectory):
         agent.model,
         agent.params,
         episodes,
-        first_turn_samples=12,
-        trajectory_samples=trajectory,
-        micro_batch=64,
-        seed=3,
-        step=1,
+        ScopeSizes(first_turn_samples=12, trajectory_samples=trajectory, micro_batch=64),
+        ScopeKey(seed=3, step=1),
         flow=True,
     ) | anatomy_metrics(episodes, return_GK)
 
