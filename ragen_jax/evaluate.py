@@ -108,9 +108,9 @@ def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy, step
       policy: with the checkpoint's parameters for sampling.
     """
     initial = load_policy(config, workdir)  # the reference of the KL
-    album = policy.tasks[0].album
+    images = policy.tasks[0].settings.chat.images
     meshes = build_meshes(config)
-    learner, state = build_learner(config, initial.model, initial.params, *meshes, album)
+    learner, state = build_learner(config, initial.model, initial.params, *meshes, images)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     state = checkpoints.restore(step, state)
     settings = Diagnosis(**config.diagnose)

@@ -63,7 +63,7 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
 
     Runs of a pair differ in the filter alone, and are no independent observations.
     """
-    held: dict[tuple[str, int], set[bool]] = {}
+    answers: dict[tuple[str, int], set[bool]] = {}
     for (setting, _, seed), rows in runs.items():
         end, first = lost(rows, SUCCESS), lost(rows, MI)
         if end is None:
@@ -72,9 +72,9 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
         if before:
             ratio = share(rows, ENTROPY, first, of_first=True)
             before = HEALTHY[0] <= ratio <= HEALTHY[1]
-        held.setdefault((setting, seed), set()).add(before)
-    yes, no = (sum(x == {word} for x in held.values()) for word in (True, False))
-    return yes, no, len(held) - yes - no
+        answers.setdefault((setting, seed), set()).add(before)
+    yes, no = (sum(x == {word} for x in answers.values()) for word in (True, False))
+    return yes, no, len(answers) - yes - no
 
 
 def filter_count(runs: Runs) -> tuple[int, int, int]:

@@ -279,7 +279,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """Return the text of the page, after its question and command."""
-    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    judged = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
     unwell = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY)
     healthy = sum(key[0] == HEALTHY for key in runs)
@@ -306,7 +306,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             "",
         )
         lines.append("| " + " | ".join(cells) + " |")
-    for name, seen in sorted(told.items(), key=lambda item: -item[1].auc):
+    for name, seen in sorted(judged.items(), key=lambda item: -item[1].auc):
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"
         cells = (
             *(f"`{name}`", direction, f"{seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"),
@@ -351,6 +351,6 @@ def _mark(of_noise: dict[str, Control], name: str, value: float) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """Draw the AUC and its interval, a line per figure."""
-    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
-    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in told.items()}
+    judged = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in judged.items()}
     draw_ranking(areas, path, "area under the ROC curve", (0, 1))

@@ -44,7 +44,7 @@ def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
     meshes = {run.sampling_mesh, run.mesh} if run.tower_trains else {run.sampling_mesh}
     towers = {mesh: tower_struct(run, mesh) for mesh in meshes}
     tables = [*run.images.values()]
-    latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # that an album remembers
+    latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # that an image table remembers
 
     def with_towers(one: Program) -> Program:
         reads = any(x is table.embed_ID for x in one.arguments for table in tables)
@@ -139,7 +139,7 @@ def _training_tower(
     latest: Sequence[Images],
     count: int,
 ) -> Iterator[Program]:
-    """What `Album.table` and `Album.gradient` run in the updates of a step of `count` pictures."""
+    """`ImageTable.table` and `ImageTable.gradient` in the updates of a step of `count` pictures."""
     tower, mesh, minibatches = _tower(run), run.mesh, run.config.optimizer.minibatches
     held = (
         (run.state, run.frozen and run.frozen.params, run.policy if run.copied else None),

@@ -135,11 +135,11 @@ class _Listener:
     """Hands on what JAX tells of its compiling while somebody wants to know."""
 
     def __init__(self) -> None:
-        self.told: CompileMonitor | None = None
+        self.monitor: CompileMonitor | None = None
 
     def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == EVENT and self.told is not None:
-            self.told.add(_function(str(kwargs.get("fun_name", "a program"))), duration_secs)
+        if event == EVENT and self.monitor is not None:
+            self.monitor.add(_function(str(kwargs.get("fun_name", "a program"))), duration_secs)
 
 
 @functools.cache
@@ -153,14 +153,14 @@ def _listener() -> _Listener:
 @contextlib.contextmanager
 def monitor_compilation() -> Generator[CompileMonitor]:
     """Tells now and then how many programs were compiled meanwhile, and how long that took."""
-    told, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
+    monitor, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
     level = logger.level
-    listener.told = told
-    logger.addFilter(told.shapes)
+    listener.monitor = monitor
+    logger.addFilter(monitor.shapes)
     logger.setLevel(logging.DEBUG)
     try:
-        yield told
+        yield monitor
     finally:
-        logger.removeFilter(told.shapes)
+        logger.removeFilter(monitor.shapes)
         logger.setLevel(level)
-        listener.told = None
+        listener.monitor = None

@@ -265,7 +265,7 @@ class TowerWork:
         return Cost(products + attention, weights)
 
     def back(self, N: int, grid: Grid) -> Cost:
-        """album.tower_gradient of N images of a grid: it sees them twice, a backward pass is as
+        """tower_gradient of N images of a grid: it sees them twice, a backward pass is as
         many products where no gradient of a matrix is formed, and twice as many of attention."""
         products, attention, weights = self._once(N, grid)
         return Cost(3 * products + 4 * attention, 3 * weights)

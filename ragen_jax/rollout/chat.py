@@ -32,6 +32,7 @@ from ragen_jax.model.template import (
     Template,
     parse_chat_template,
 )
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -113,6 +114,23 @@ class Chat:
     actions: tuple[str, ...]  # empty: any text is an action
     system: str | None = None  # text of the system message; None: no system message
     opening: tuple[int, ...] = ()  # ids at the end of every prompt, which the reply continues
+    images: ImageSource = NO_IMAGES  # the images that messages show
+
+    def check_images(self, observation: str | Observation) -> None:
+        """Raise PromptError for an image that the model cannot process."""
+        for image in images_of(observation):
+            try:
+                self.images.check(image)
+            except ValueError as error:
+                raise PromptError(str(error)) from error
+
+    def image_spans(self, observation: str | Observation) -> Spans:
+        """Return the spans of an observation's images, which must be registered.
+
+        Raises:
+          ValueError: an image is not registered.
+        """
+        return tuple(self.images.span(image) for image in images_of(observation))
 
     def observe(
         self, observation: str | Observation, *, actions_used: int, last_valid: bool
@@ -244,17 +262,21 @@ class Chat:
         if inside is None and self.template.tools:
             call = enclosed(text, rest, b"tool_call")
             if call is not None and b"<tool_call>" not in text[slice(*call)]:
-                said = text[rest:].strip().decode("utf-8", errors="replace")
-                return Reply(reasoning, token_span(ends, *call), (said,), True, calls=True)
+                action_text = text[rest:].strip().decode("utf-8", errors="replace")
+                return Reply(reasoning, token_span(ends, *call), (action_text,), True, calls=True)
         if inside is None:
             return Reply(reasoning, (0, 0), (), False)
         answer = token_span(ends, *inside)
-        said = text[slice(*inside)].decode("utf-8", errors="replace")
+        action_text = text[slice(*inside)].decode("utf-8", errors="replace")
         if not self.actions:
-            said = said.strip()
-            return Reply(reasoning, answer, (said,) if said else (), bool(said))
+            action_text = action_text.strip()
+            return Reply(
+                reasoning, answer, (action_text,) if action_text else (), bool(action_text)
+            )
         known = {action.lower(): action for action in self.actions}
-        words = [word.strip().lower() for word in said.split("||")][: self.format.actions_per_turn]
+        words = [word.strip().lower() for word in action_text.split("||")][
+            : self.format.actions_per_turn
+        ]
         actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
 
@@ -286,6 +308,11 @@ class Chat:
         at = np.repeat(moved_T, size_T)
         at += np.arange(len(at), dtype=np.int32)
         return letters[at].tobytes(), ends_T
+
+
+def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:
+    """Return the images of an observation."""
+    return observation.images if isinstance(observation, Observation) else ()
 
 
 def in_parts(message: str, spans: Spans) -> Message:
@@ -322,7 +349,7 @@ def make_chat(
     format: ChatFormat,
     *,
     extra_stop_ids: Iterable[int] = (),
-    image_pad: int | None = None,
+    images: ImageSource = NO_IMAGES,
     date: str | None = None,
 ) -> Chat:
     """Return the `Chat` of an environment and a tokenizer.
@@ -331,7 +358,8 @@ def make_chat(
       tokenizer: has a chat template.
       environment: defines `actions`, `instructions` and optionally `tools`.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
-      image_pad, date: as in `parse_chat_template`.
+      images: the images that messages may show.
+      date: as in `parse_chat_template`.
 
     Raises:
       ValueError: a tokenizer that is not byte-level, or a chat template that cannot be parsed.
@@ -348,7 +376,7 @@ def make_chat(
                 example=" || ".join(environment.actions[: format.actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = parse_chat_template(tokenizer, system, tools, image_pad, date)
+    template = parse_chat_template(tokenizer, system, tools, images.pad, date)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
@@ -361,6 +389,7 @@ def make_chat(
         format=format,
         actions=environment.actions,
         system=system,
+        images=images,
     )
 
 

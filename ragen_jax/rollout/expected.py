@@ -73,8 +73,8 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Pro
                 prompt = chat.prompt_ids(turns, message, play.spans)
             except PromptError:  # near the limit, the notice or a longer number is too long
                 continue
-            held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
-            news.append(len(prompt) - 1 - common(held, prompt[:-1]))
+            cached = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
+            news.append(len(prompt) - 1 - common(cached, prompt[:-1]))
         if prompt is None:
             break
         prompts.append(len(prompt))
@@ -119,10 +119,10 @@ def expected_programs(
     pages = pages_of(sizes, max(prompts) + max_new_tokens - 1)
     ends = list(itertools.accumulate(pages))
 
-    def reading(rows, held, piece):
-        name = f"read {R} x {piece} after {len(held)} pages of {rows} rows"
+    def reading(rows, cached, piece):
+        name = f"read {R} x {piece} after {len(cached)} pages of {rows} rows"
         return ExpectedProgram(
-            name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece))
+            name, read, (model, params, cached, _ints(R), _ints(R), _ints(R, piece))
         )
 
     # First prompts are read in the largest piece that they need; later reads have any new length.
@@ -137,13 +137,13 @@ def expected_programs(
         of = {size: _page(model, params, B, size) for size in dict.fromkeys(pages)}
         keys = _rows((B,), jax.random.key(0).dtype)
         for used, before in enumerate([0, *ends[:-1]], 1):
-            held = [of[size] for size in pages[:used]]
+            cached = [of[size] for size in pages[:used]]
             batch = DecodeBatch(*[_ints(B)] * 4, keys_B=keys)
-            args = model, params, held, batch, heat
+            args = model, params, cached, batch, heat
             name = f"decode_chunk of {B} rows after {used} pages, {cut}"
             found.append(ExpectedProgram(name, decode_chunk, args, settings))
             if before < max(prompts):
-                found += [reading(B, held, piece) for piece in pieces]
+                found += [reading(B, cached, piece) for piece in pieces]
         for size, page in of.items():
             room = {"rows": B, "positions": size}
             found.append(

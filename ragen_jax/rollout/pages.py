@@ -18,7 +18,7 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import max_over_processes, place_rows, read_rows, row_shards
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.rollout.chunks import (
     DecodeBatch,
     Page,
@@ -52,12 +52,12 @@ class Sizes:
 
         A row thus attends to hardly more positions than it uses, and the number of pages is small.
         """
-        size = held = self.first
+        size = total = self.first
         while True:
             yield size
-            longer = self.first * max(held // (2 * self.first), 1)
+            longer = self.first * max(total // (2 * self.first), 1)
             size = min(longer, LARGEST_PAGE)
-            held += size
+            total += size
 
     def piece(self, tokens: int) -> int:
         """Return the shortest of `pieces` with room for `tokens`, or the longest piece."""
@@ -110,23 +110,15 @@ class Cache:
     """The pages of all slots' rows, shard by shard, and the programs that use them."""
 
     def __init__(
-        self, model: Qwen, params: Params, sizes: Sizes, album: ImageTable | None = None
+        self, model: Qwen, params: Params, sizes: Sizes, images: ImageSource = NO_IMAGES
     ) -> None:
-        self.model, self.params, self.sizes, self.album = model, params, sizes, album
+        self.model, self.params, self.sizes, self.images = model, params, sizes, images
         self.count, mine = row_shards()  # number of shards of all processes
         self.shards = len(mine)  # number of shards of this process
         self.rows = sizes.rows[-1]  # rows per shard
         self.pages: list[Page] = []
         self.lengths: list[int] = []  # positions of each page
         self.to_come = sizes.pages()
-
-    def shift(self, tokens: np.ndarray) -> int:
-        """Return `ImageTable.shift` of a row's first tokens; 0 without images."""
-        return 0 if self.album is None else self.album.shift(tokens)
-
-    def _places(self, *shift: Sequence[int] | np.ndarray) -> list[Array]:
-        """Return the shift arguments of a program: none without images."""
-        return [] if self.album is None else [place_rows(np.array(s, np.int32)) for s in shift]
 
     def compact(self, live: list[list[int]], most: int) -> list[list[int]] | None:
         """Drop rows if a smaller cache can hold the live rows.
@@ -178,7 +170,7 @@ class Cache:
                     at, size = shard * R + row, count[id(n)]
                     rows_R[at], start_R[at], count_R[at] = n.rows[0], n.start, size
                     shift_R[at] = n.shift
-                    n.shift += self.shift(n.tokens[:size])
+                    n.shift += self.images.shift(n.tokens[:size])
                     tokens_RE[at, :size] = n.tokens[:size]
                     reader_B[shard * self.rows + np.array(n.rows)] = row
                     n.start, n.tokens = n.start + size, n.tokens[size:]
@@ -188,11 +180,10 @@ class Cache:
                 place_rows, (rows_R, start_R, tokens_RE, count_R, reader_B)
             )
             history = self.pages[: self._needed(start)]
-            shown = self.params
-            if self.album is not None:
-                shown = self.album.attach(shown, tokens)
-            args = rows_R, start_R, tokens_RE, *self._places(shift_R)
-            new = read(self.model, shown, history, *args)
+            shown = self.images.attach(self.params, tokens)
+            # Without images the program has no such argument.
+            shifts = () if self.images.tower is None else (place_rows(shift_R),)
+            new = read(self.model, shown, history, rows_R, start_R, tokens_RE, *shifts)
             self._fold(new, start_R, count_R, reader_B, -least, end)
             queues = [[n for n in part if len(n.tokens)] for part in queues]
             for part in queues:

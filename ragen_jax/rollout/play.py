@@ -79,7 +79,7 @@ def rollout(
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets
-    limits, album = settings.limits, settings.album
+    limits = settings.limits
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
     if settings.slots or settings.chunk:
@@ -94,7 +94,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         begun = live if turn else plays  # `_read_groups` needs first prompts of all processes
-        begin_turns(begun, chat, album, room)
+        begin_turns(begun, chat, room)
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         new = [len(_news(play)) for play in live]
@@ -108,7 +108,7 @@ def rollout(
             break
         rows = row_bucket(most, per_shard) if settings.compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
-        seen = params if album is None else album.attach(params, *(p.prompt for p in begun))
+        seen = chat.images.attach(params, *(play.prompt for play in begun))
         if turn == 0 and len(plays) % count == 0:
             segment, logits = _read_groups(model, seen, plays[::group_size], group_size)
         elif fresh or cache is None:

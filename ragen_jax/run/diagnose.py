@@ -110,7 +110,7 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
 
 def shows_images(step: StepContext) -> bool:
     """Whether its episodes may show images, which are forgotten while programs still compile."""
-    return any(task.album is not None for task in step.run.tasks)
+    return any(task.settings.chat.images.tower is not None for task in step.run.tasks)
 
 
 def compile_scoring(step: StepContext) -> None:
@@ -148,7 +148,7 @@ def _score(
         ),
         ScopeKey(seed=step.run.seed, step=step.number, environment=index),
         flow=flow,
-        chat=task.chat if flow else None,
+        chat=task.settings.chat if flow else None,
         keep=keep,
     )
 
@@ -157,7 +157,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
     """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
 
     def measure(index, task, episodes, return_GK):
-        environment = task.environment
+        environment = task.settings.environment
         reversible = isinstance(environment, ReversibleEnvironment)
         figures = anatomy_metrics(episodes, return_GK)
         figures |= action_metrics(
@@ -168,11 +168,11 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
             figures |= reasoning_metrics(
                 episodes,
                 environment.grounded,
-                task.chat.text,
+                task.settings.chat.text,
                 transcribe=environment.transcribe if draws else None,
             )
         if task.styles:
-            figures |= style_metrics(episodes, task.styles, task.chat.text)
+            figures |= style_metrics(episodes, task.styles, task.settings.chat.text)
         return figures
 
     return state, of_each_task(step, measure)
@@ -187,13 +187,15 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
     settings, policy = step.run.diagnosis, step.policy
 
     def measure(index, task, *_):
-        one_turn = dataclasses.replace(task.budgets, max_turns=1)
+        one_turn = dataclasses.replace(
+            task.settings, budgets=dataclasses.replace(task.settings.budgets, max_turns=1)
+        )
         episodes = play_heldout(
             step.run.model,
             policy,
-            dataclasses.replace(task, budgets=one_turn),
+            dataclasses.replace(task, settings=one_turn),
             Purpose.PROBE,
-            sampling=task.sampling,
+            sampling=task.settings.sampling,
             problems=slice(settings.probe_problems),
             samples=settings.probe_samples,
         )
@@ -209,13 +211,15 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
             ),
             ScopeKey(seed=task.eval_seed, step=0, environment=index),
         )
-        figures |= style_metrics(episodes, task.styles, task.chat.text) if task.styles else {}
+        figures |= (
+            style_metrics(episodes, task.styles, task.settings.chat.text) if task.styles else {}
+        )
         if settings.probe_mediation:
             figures |= mediation_metrics(
                 step.run.model,
                 seen,
                 episodes,
-                filler=int(task.chat.template.plain(".")[0]),
+                filler=int(task.settings.chat.template.plain(".")[0]),
                 micro_batch=settings.micro_batch,
             )
         valid = [e.turns[0].valid for e in episodes if not e.error]
@@ -290,7 +294,7 @@ def task_gradients(
     if sound_GK is not None:
         inside_B = sound_GK.reshape(-1)[batch.episode_B]
         batch = dataclasses.replace(batch, weight_B=batch.weight_B * inside_B)
-    ids = openings(task.styles, task.chat) if task.styles else None
+    ids = openings(task.styles, task.settings.chat) if task.styles else None
     if ids:
         direction, odds["gradient/log_odds_grounded"] = log_odds_gradient(
             learner.model,
@@ -331,7 +335,7 @@ def play_groups(
         params,
         task,
         Purpose.GRADIENTS,
-        sampling=task.sampling,
+        sampling=task.settings.sampling,
         problems=slice(groups),
         samples=task.group_size,
     )

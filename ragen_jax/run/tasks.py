@@ -26,7 +26,8 @@ from ragen_jax.config.fields import plays_heldout
 from ragen_jax.config.per_task import per_task_configs, step_rows
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import main_process_first
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.task import Task
 from ragen_jax.run import datasets
 from ragen_jax.storage.cache import cache_directory
@@ -40,8 +41,7 @@ def build_tasks(
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
     *,
-    image_pad: int | None = None,
-    album: ImageTable | None = None,
+    images: ImageSource = NO_IMAGES,
     positions: int = 0,
     heldout: bool = False,
 ) -> tuple[Task, ...]:
@@ -49,7 +49,7 @@ def build_tasks(
 
     Args:
       stop_ids: token ids at which the model's replies end.
-      image_pad, album: of a model that sees: of `make_chat`, and the run's album.
+      images: the run's images.
       positions: of the model, which a prompt and its reply share; 0: not known.
       heldout: build the held-out problems even where `plays_heldout` is False.
 
@@ -63,7 +63,7 @@ def build_tasks(
         dataclasses.replace(
             _build(
                 *(name, name if len(alone) > 1 else "", index, c),
-                *(tokenizer, stop_ids, image_pad, album, needed),
+                *(tokenizer, stop_ids, images, needed),
             ),
             positions=positions,
         )
@@ -81,8 +81,7 @@ def _build(
     config: ConfigDict,
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
-    image_pad: int | None,
-    album: ImageTable | None,
+    images: ImageSource,
     needs_heldout: bool,
 ) -> Task:
     environment = build_environment(config, "train")
@@ -103,8 +102,16 @@ def _build(
     return Task(
         name=name,
         label=label,
-        chat=build_chat(config, tokenizer, environment, stop_ids, image_pad),
-        environment=environment,
+        settings=PlaySettings(
+            build_chat(config, tokenizer, environment, stop_ids, images),
+            environment,
+            budgets=build_budgets(config),
+            sampling=build_sampling(config),
+            limits=limits,
+            compact=config.rollout.compact,
+            slots=config.rollout.slots,
+            chunk=config.rollout.chunk,
+        ),
         heldout_environment=heldout_environment,
         heldout=heldout,
         # Environments count their seeds alike, so that each needs noise of its own.
@@ -113,15 +120,8 @@ def _build(
         collecting=collecting,
         group_size=config.rollout.group_size,
         group_rows=step_rows(config) // config.rollout.groups,
-        budgets=build_budgets(config),
-        limits=limits,
         max_error_share=config.env.max_error_share,
-        sampling=build_sampling(config),
         eval_sampling=build_eval_sampling(config),
-        compact=config.rollout.compact,
-        slots=config.rollout.slots,
-        chunk=config.rollout.chunk,
         penalties=build_penalties(config),
         styles=build_styles(config, environment),
-        album=album,
     )

@@ -120,9 +120,9 @@ def add_alarm(
     Args:
       settings: the config's regimes section.
     """
-    state, said, fired = init_regimes(), [], []
+    state, judged, fired = init_regimes(), [], []
     for index, row in enumerate(rows):
         state, (regime,), found = update_regimes(state, settings, [row])
-        said.append(row | regime)
+        judged.append(row | regime)
         fired += [(index, each) for each in found]
-    return said, fired
+    return judged, fired

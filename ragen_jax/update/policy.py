@@ -330,7 +330,7 @@ def update_policy(
     loss_scale: float,
     ref_params: Params | None = None,
     frozen: ForwardContext | None = None,
-    through: optimize.ParamTransform | None = None,
+    transform: optimize.ParamTransform | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Update the policy on the minibatches of an iteration.
 
@@ -351,7 +351,7 @@ def update_policy(
     """
     own = rounding_decides(loss, model.config.dtype)
     if own:
-        read = state.params if through is None else through.forward(state.params)
+        read = state.params if transform is None else transform.forward(state.params)
         whole = read if frozen is None else frozen.attach(read)
         plan = minibatch_logps(plan, model, whole, temperature=loss.temperature)
 
@@ -369,7 +369,7 @@ def update_policy(
             unchanged=np.bool_(minibatch == 0) if own else None,
         )
 
-    state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, through)
+    state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, transform)
     metrics = optimize.averaged(history, prefix="update")
     if history:
         metrics["update/real_share"] = plan.real_share
