@@ -14,7 +14,7 @@ from ragen_jax.algorithm.losses import minibatch_weights
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.rollout.sample import decode, episode_keys, prefill
+from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys, prefill
 from ragen_jax.update.optimize import (
     apply_gradient,
     micro_batches,
@@ -71,8 +71,8 @@ def decoder(model, params, *, rows, cached, steps):
             keys_B,
             np.full(rows, steps + 1, np.int32),
             np.float32(1.0),
-            max_new_tokens=steps + 1,  # the first token is drawn from prefill's logits
-            stop_ids=(),
+            # the first token comes from prefill's logits
+            settings=DecodeSettings(max_tokens=steps + 1, stop_ids=()),
         )
         jax.block_until_ready(found.tokens_BT)
 

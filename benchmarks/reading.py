@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.measure import Row, compare
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import Reply, make_chat, token_span
+from ragen_jax.rollout.chat import ChatFormat, Reply, make_chat, token_span
 
 VOCABULARY = 150_000  # about the size of Qwen2.5's vocabulary
 _REASONING = re.compile(rb"(.*?)</think>", re.DOTALL)
@@ -44,10 +44,7 @@ def _replies(replies, tokens):
     chat = make_chat(
         build_tokenizer(Sokoban.words),
         Sokoban(),
-        context="full",
-        prompt="terse",
-        actions_per_turn=2,
-        max_actions=10,
+        ChatFormat(context="full", prompt="terse", actions_per_turn=2, max_actions=10),
     )
     letters = rng.integers(97, 123, (VOCABULARY - len(chat.token_bytes), 8)).astype(np.uint8)
     lengths = rng.integers(1, 9, len(letters))
@@ -88,6 +85,6 @@ def read_one_by_one(chat, sampled):
         said = said.strip()
         return Reply(reasoning, answer, (said,) if said else (), bool(said))
     known = {action.lower(): action for action in chat.actions}
-    words = [word.strip().lower() for word in said.split("||")][: chat.actions_per_turn]
+    words = [word.strip().lower() for word in said.split("||")][: chat.format.actions_per_turn]
     actions = tuple(known[word] for word in words if word in known)
     return Reply(reasoning, answer, actions, len(actions) == len(words))

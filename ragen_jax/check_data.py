@@ -115,9 +115,9 @@ def _problem(
     if not isinstance(state, EnvFailure):
         shown = attempt(show)
     if isinstance(shown, EnvFailure):
-        told = f"{name}: {shown.error}"
-        if told not in failed:
-            failed.append(told)
+        failure = f"{name}: {shown.error}"
+        if failure not in failed:
+            failed.append(failure)
         return [f"  {name}", f"    cannot be shown: {shown.error}"]
     return [f"  {name}", *(f"    {line}" for line in shown)]
 

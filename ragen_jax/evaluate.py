@@ -34,7 +34,7 @@ from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.run.checkpoint import Checkpoints
@@ -109,9 +109,9 @@ def checkpoint_gradients(config: Config, workdir: Path, policy: Policy, step: in
       policy: holds the checkpoint's parameters in the form that sampling needs.
     """
     initial = load_policy(config, workdir)  # the reference policy of the KL term
-    album = policy.tasks[0].album
+    images = policy.tasks[0].settings.chat.images
     meshes = build_meshes(config)
-    learner, state = build_learner(config, initial.model, initial.params, *meshes, album)
+    learner, state = build_learner(config, initial.model, initial.params, *meshes, images)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     state = checkpoints.restore(step, state)
     return heldout_gradients(learner, state, policy.params, policy.tasks, config.diagnose)
@@ -185,12 +185,12 @@ def main(argv: Sequence[str]) -> None:
                 model,
                 tasks[index].seen(params, episodes),
                 [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
-                first_turn_samples=config.diagnose.first_turn_samples,
-                trajectory_samples=config.diagnose.trajectory_samples,
-                micro_batch=config.diagnose.micro_batch,
-                seed=config.eval.seed,
-                step=0,
-                environment=index,
+                ScopeSizes(
+                    first_turn_samples=config.diagnose.first_turn_samples,
+                    trajectory_samples=config.diagnose.trajectory_samples,
+                    micro_batch=config.diagnose.micro_batch,
+                ),
+                ScopeKey(seed=config.eval.seed, step=0, environment=index),
             )
             for index, episodes in enumerate(episodes_E)
         ]

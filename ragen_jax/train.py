@@ -80,13 +80,13 @@ def train(
     """
     with command.bad_input():
         config = load_config(config, workdir)
-    with contextlib.ExitStack() as held, monitor_compilation() as compiling:
-        held.enter_context(retry_disk_errors(config.checkpoint.disk_retry_seconds, console))
+    with contextlib.ExitStack() as stack, monitor_compilation() as compiling:
+        stack.enter_context(retry_disk_errors(config.checkpoint.disk_retry_seconds, console))
         folder = None
         try:
             with command.bad_input():
-                held.enter_context(lock_workdir(workdir))
-            folder = held.enter_context(open_folder(workdir))
+                stack.enter_context(lock_workdir(workdir))
+            folder = stack.enter_context(open_folder(workdir))
             preemption = Preemption()
             run, learner, state = start(config, folder, compiling, preemption, repair, strict)
             exit_code = 1  # if `learn` raises
@@ -192,8 +192,8 @@ def start(
         checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
     enter_phase("building the learner")
-    album = tasks[0].album
-    learner, state = build_learner(config, model, params, mesh, sampling_mesh, album)
+    images = tasks[0].settings.chat.images
+    learner, state = build_learner(config, model, params, mesh, sampling_mesh, images)
     with command.bad_input():
         if latest is not None:
             enter_phase(f"restoring step {latest}")
@@ -212,7 +212,7 @@ def start(
         record(workdir, made_with, latest)
     if latest is not None:
         console(f"resuming {workdir} after step {latest}")
-        live = [task.name for task in tasks if not resumable(task.environment)]
+        live = [task.name for task in tasks if not resumable(task.settings.environment)]
         if live:
             console(f"warning: {', '.join(live)} is not reproducible: resumed numbers will differ")
     run = Run(

@@ -21,7 +21,7 @@ from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.envs.dataset.tools import Tools
 from ragen_jax.envs.types import Step
 from ragen_jax.report.page import write_report
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.env_calls import (
     MAX_TEXT,
     EnvFailure,
@@ -54,7 +54,7 @@ every_text = pytest.mark.parametrize(
 def chat(tokenizer):
     game = SimpleNamespace(actions=("Up", "Down"), instructions="")
     settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
-    return make_chat(tokenizer, game, **settings)
+    return make_chat(tokenizer, game, ChatFormat(**settings))
 
 
 @pytest.fixture

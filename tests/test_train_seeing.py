@@ -85,7 +85,7 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     for name in named:
         picture = np.asarray(Image.open(folder / name))
         assert picture.shape == (48, 48, 3) and picture.dtype == np.uint8
-    environment = load_policy(config, None).tasks[0].environment
+    environment = load_policy(config, None).tasks[0].settings.environment
     first = json.loads((folder / "step_000001.jsonl").read_text().splitlines()[0])
     shown = np.asarray(Image.open(folder / first["turns"][0]["images"][0]))
     room = environment.reset(first["seed"])

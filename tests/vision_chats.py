@@ -12,7 +12,8 @@ from chat_families import family
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.rollout.chat import Chat, make_chat
+from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.rollout.chat import Chat, ChatFormat, make_chat
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -49,7 +50,8 @@ def seeing_chat(game):
     tokenizer = seeing_tokenizer()
     settings = dict(context="full", prompt="terse", actions_per_turn=1, max_actions=5)
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    chat = make_chat(tokenizer, game, **settings, image_pad=pad)
+    images = ImageTable(None, len(tokenizer), pad)
+    chat = make_chat(tokenizer, game, ChatFormat(**settings), images=images)
     return ShowsAll(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
 
 

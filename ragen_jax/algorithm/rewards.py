@@ -46,7 +46,7 @@ def turn_rewards(
 
     The arguments are as in add_rewards. An episode's return is the sum of its list.
     """
-    groups = episodes[-1].group + 1
+    groups = max(episode.group for episode in episodes) + 1
     format_G = np.broadcast_to(format_penalty, groups).tolist()
     penalties: Iterator[float] = itertools.repeat(0.0)
     if overlong_buffer:
@@ -57,6 +57,23 @@ def turn_rewards(
         [turn_reward(turn, format_penalty=format_G[e.group]) + next(penalties) for turn in e.turns]
         for e in episodes
     ]
+
+
+def episode_returns(
+    episodes: Sequence[Episode],
+    *,
+    format_penalty: float | np.ndarray,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+) -> list[float]:
+    """Return each episode's undiscounted return: the sum of its `turn_rewards`."""
+    rewards = turn_rewards(
+        episodes,
+        format_penalty=format_penalty,
+        max_length=max_length,
+        overlong_buffer=overlong_buffer,
+    )
+    return [sum(turns) for turns in rewards]
 
 
 def add_rewards(
@@ -136,8 +153,8 @@ def success_is_defined(episodes: Sequence[Episode]) -> bool:
         if not episode.error
     ]
     undefined = [info[SUCCESS_UNDEFINED] for info in last if SUCCESS_UNDEFINED in info]
-    said = [info for info in last if "success" in info and SUCCESS_UNDEFINED not in info]
-    return bool(said) or not any(undefined)
+    defined = [info for info in last if "success" in info and SUCCESS_UNDEFINED not in info]
+    return bool(defined) or not any(undefined)
 
 
 # ---------------------------------------------------------------- placement

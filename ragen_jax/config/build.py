@@ -63,7 +63,7 @@ from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.env_calls import Limits
@@ -206,21 +206,23 @@ def build_chat(
     tokenizer: "PreTrainedTokenizerFast",
     environment: Environment,
     extra_stop_ids: Sequence[int] = (),
-    image_pad: int | None = None,
+    images: ImageSource = NO_IMAGES,
 ) -> chat.Chat:
     """Build the config's `Chat`; the other arguments are those of `make_chat`."""
     limit = config.env.max_context
     return chat.make_chat(
         tokenizer,
         environment,
-        context=config.env.context,
-        window=config.env.window,
-        max_prompt=limit - config.rollout.max_new_tokens if limit else 0,
-        prompt=config.env.prompt,
-        actions_per_turn=config.env.actions_per_turn,
-        max_actions=config.env.max_actions,
+        chat.ChatFormat(
+            context=config.env.context,
+            window=config.env.window,
+            max_prompt=limit - config.rollout.max_new_tokens if limit else 0,
+            prompt=config.env.prompt,
+            actions_per_turn=config.env.actions_per_turn,
+            max_actions=config.env.max_actions,
+        ),
         extra_stop_ids=extra_stop_ids,
-        image_pad=image_pad,
+        images=images,
         date=None if config.model.date == AUTO else config.model.date,
     )
 
@@ -309,7 +311,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
       ValueError: the tower's heads are too narrow for rotary embeddings.
     """
     w = config.warmstart
-    eyes: dict[str, Any] = {}
+    vision: dict[str, Any] = {}
     if w.tower_layers:
         if w.tower_width % (4 * TOWER_HEADS):
             raise ValueError(
@@ -320,7 +322,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         third = turning // 3
         ids = tokenizer.get_vocab()
         start, pad, end = (ids[word] for word in OF_IMAGES)
-        eyes = {
+        vision = {
             "family": "qwen2_5_vl",
             "mrope_section": (turning - 2 * third, third, third),
             "vision": VisionConfig(
@@ -344,7 +346,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         kv_heads=w.kv_heads,
         head_dim=w.width // w.heads,
         mlp_width=w.mlp_width,
-        **eyes,
+        **vision,
     )
 
 
@@ -510,14 +512,14 @@ def build_learner(
     params: Params,
     mesh: Mesh,
     sampling_mesh: Mesh | None = None,
-    album: ImageTable | None = None,
+    images: ImageSource = NO_IMAGES,
 ) -> tuple[Learner, TrainState]:
     """Return (`Learner`, `TrainState` at step 0) for a config.
 
     Args:
       params: the initial policy on the mesh; the state takes ownership (updates donate them).
       sampling_mesh: None for the training mesh.
-      album: the run's `ImageTable`, if the model has a vision tower.
+      images: the images that rows show.
     """
     c, a, o = config, config.algorithm, config.optimizer
     frozen = reference = critic_state = None
@@ -570,7 +572,7 @@ def build_learner(
         minibatch_rows=minibatch_rows(c),
         reference=reference,
         frozen=frozen,
-        album=album,
+        images=images,
     )
     scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
     state = init_state(

@@ -52,12 +52,12 @@ def memory_metrics() -> Metrics:
     if STATM.exists():
         pages = int(STATM.read_text().split()[1])
         metrics["throughput/host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**30
-    told = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
+    statistics = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     for name, key in (
         ("device_memory", "bytes_in_use"),
         ("device_memory_peak", "peak_bytes_in_use"),
     ):
-        used = [stats[key] for stats in told if key in stats]
+        used = [stats[key] for stats in statistics if key in stats]
         if used:
             metrics[f"throughput/{name}_gib"] = max(used) / 2**30
     return metrics

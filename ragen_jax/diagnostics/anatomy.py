@@ -135,13 +135,13 @@ def reasoning_metrics(
     if not turns:
         return {}
     # Members of a group often write the same text: each text is checked once per state.
-    said = collections.Counter(
+    counts = collections.Counter(
         (group, _in_words(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
         for group, turn in turns
         if turn.reasoning[1] > turn.reasoning[0]
     )
     right_G, stated_G = np.zeros((2, episodes[-1].group + 1))
-    for (group, message, thought), times in said.items():
+    for (group, message, thought), times in counts.items():
         right, stated = grounded(message, thought)
         right_G[group] += times * right
         stated_G[group] += times * stated

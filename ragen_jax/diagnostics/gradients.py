@@ -21,7 +21,6 @@ micro-batches of a group, P parts.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -29,16 +28,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.advantage import comparable_members, deviations, sample_variance
 from ragen_jax.algorithm.filter import ZERO_SCORE
 from ragen_jax.core.types import Array, Batch, Metrics, Params
-from ragen_jax.model.qwen import Qwen
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
-from ragen_jax.update.policy import ForwardContext, Loss, loss_parts, rounding_decides
+from ragen_jax.update.policy import Loss, PolicyLoss, rounding_decides
 from ragen_jax.update.state import TrainState
 
 ZERO = -1  # bucket of groups without variance
@@ -90,37 +87,24 @@ def part_names(loss: Loss) -> tuple[str, ...]:
 
 
 def part_gradients(
-    model: Qwen,
-    loss: Loss,
-    params: Params,
-    ref_params: Params | None,
-    pieces: dict[str, Any],
-    count: jax.Array,
-    kl_scale: jax.Array | float,
-    frozen: ForwardContext | None = None,
+    loss: PolicyLoss, params: Params, pieces: dict[str, Any], count: jax.Array
 ) -> Params:
     """Return the gradient of sum(weight * part) over rows for each part.
 
     The gradients of the parts sum to the gradient of the loss.
 
     Args:
-      ref_params, kl_scale: as in `policy.loss_parts`.
       pieces: tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      frozen: required if params are LoRA adapters (ref_params is then not read) or if rows show
-        images.
 
     Returns:
       Tree like params, of arrays [P, ...] in the order of `part_names`.
     """
-    names = part_names(loss)
-    unchanged = True if rounding_decides(loss, model.config.dtype) else None
+    names = part_names(loss.settings)
+    unchanged = True if rounding_decides(loss.settings, loss.model.config.dtype) else None
 
     def parts(params, piece):
-        reference = ref_params
-        if frozen is not None:
-            params, reference = frozen.attach(params), frozen.reference(ref_params)
-        terms, *_ = loss_parts(model, loss, params, reference, piece, kl_scale, unchanged)
+        terms, *_ = loss.parts(params, piece, unchanged)
         return jnp.stack([terms[name] for name in names])
 
     def micro(piece):
@@ -132,17 +116,13 @@ def part_gradients(
     return gradients
 
 
-@functools.partial(jax.jit, static_argnames=("model", "loss"))
+@jax.jit
 def bucket_products(
-    model: Qwen,
-    loss: Loss,
+    loss: PolicyLoss,
     params: Params,
-    ref_params: Params | None,
     pieces: dict[str, Any],
     count_N: jax.Array,
     groups: jax.Array,
-    kl_scale: jax.Array | float,
-    frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Return inner products of `part_gradients` over a bucket's groups.
@@ -154,20 +134,20 @@ def bucket_products(
       pieces: as in `part_gradients`, each [N * A, micro_batch, T], group after group.
       count_N: int32, number of a group's micro-batches that hold rows.
       groups: scalar int32, at most N: number of groups to run.
-      kl_scale: scalar. direction: tree like params. The rest: as in `part_gradients`.
+      direction: tree like params.
 
     Returns:
       (total_PP, group_PP, along_P): float32; with S_ip the gradient of part p over group i,
       total[p, q] = <sum_i S_ip, sum_i S_iq>, group[p, q] = sum_i <S_ip, S_iq> and
       along[p] = <sum_i S_ip, direction>, None without a direction.
     """
-    N, P = len(count_N), len(part_names(loss))
+    N, P = len(count_N), len(part_names(loss.settings))
     pieces = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), pieces)
 
     def add_group(i, carry):
         sums, group_PP = carry
         piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), pieces)
-        more = part_gradients(model, loss, params, ref_params, piece, count_N[i], kl_scale, frozen)
+        more = part_gradients(loss, params, piece, count_N[i])
         return jax.tree.map(jnp.add, sums, more), group_PP + inner_products(more)
 
     zero = jax.tree.map(lambda x: jnp.zeros((P, *x.shape), x.dtype), params)
@@ -271,19 +251,13 @@ def figures(
 
 
 def bucket_gradients(
-    model: Qwen,
-    loss: Loss,
+    loss: PolicyLoss,
     params: Params,
-    ref_params: Params | None,
     batch: Batch,
     advantage_BT: np.ndarray,
     bucket_G: np.ndarray,
+    layout: optimize.MinibatchLayout,
     *,
-    mesh: Mesh,
-    micro_batch: int,
-    group_rows: int,
-    kl_scale: jax.Array | float = 1.0,
-    frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> dict[int, Metrics]:
     """Return the `figures` of each bucket of a batch; run under the training mesh.
@@ -291,11 +265,9 @@ def bucket_gradients(
     All buckets, and all batches of G groups and T tokens, use the same compiled program.
 
     Args:
-      model, loss, params, ref_params, kl_scale, frozen: as in `part_gradients`.
       batch: on the host. advantage_BT: float32.
       bucket_G: int, as `variance_buckets` returns it, or LOST.
-      micro_batch: rows of a forward and backward pass; each group begins a new micro-batch.
-      group_rows: maximum number of rows of a group.
+      layout: how the rows of a group, like those of a minibatch, are divided into micro-batches.
       direction: tree like params, for X_pull; None: without X_pull.
 
     Returns:
@@ -303,7 +275,10 @@ def bucket_gradients(
       first.
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
+    settings, micro_batch = loss.settings, layout.micro_batch
+    weights = losses.minibatch_weights(
+        mask_BT, settings.aggregation, norm_length=settings.norm_length
+    )
     arrays: dict[str, Any] = {
         "tokens": batch.tokens_BT,
         "logp": batch.logp_BT,
@@ -314,30 +289,24 @@ def bucket_gradients(
     weight_BT = arrays["weights"].loss_BT
     # Row -1 is empty padding.
     arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
-    size = -(-group_rows // micro_batch) * micro_batch
     by_bucket = {}
     for bucket in np.unique(bucket_G[bucket_G != LOST]).tolist():
         groups = np.flatnonzero(bucket_G == bucket)
-        rows_NR = np.full((len(bucket_G), size), -1)
+        rows_NR = np.full((len(bucket_G), layout.size), -1)
         count_N = np.zeros(len(bucket_G), np.int32)
         for i, group in enumerate(groups):
             rows = np.flatnonzero((batch.group_B == group) & (batch.weight_B > 0))
             rows_NR[i, : len(rows)] = rows
             count_N[i] = -(-len(rows) // micro_batch)
         pieces, _ = optimize.micro_batches(
-            arrays, rows_NR.reshape(-1), mesh=mesh, micro_batch=micro_batch, size=rows_NR.size
+            arrays,
+            rows_NR.reshape(-1),
+            mesh=layout.mesh,
+            micro_batch=micro_batch,
+            size=rows_NR.size,
         )
         *products, along_P = bucket_products(
-            model,
-            loss,
-            params,
-            ref_params,
-            pieces,
-            count_N,
-            np.int32(len(groups)),
-            kl_scale,
-            frozen,
-            direction,
+            loss, params, pieces, count_N, np.int32(len(groups)), direction
         )
         inside_B = np.isin(batch.group_B, groups) & (batch.weight_B > 0)
         counts: Metrics = {
@@ -348,7 +317,7 @@ def bucket_gradients(
         weight = weight_BT[inside_B].sum(dtype=np.float64)
         by_bucket[bucket] = counts | figures(
             *jax.device_get(products),
-            part_names(loss),
+            part_names(settings),
             weight=weight,
             along_P=along_P,
             all_weight=weight_BT.sum(dtype=np.float64),
@@ -392,19 +361,14 @@ def gradient_report(
     bucket_G = np.full(len(return_GK), LOST)
     bucket_G[judged_G] = variance_buckets(variance_G[judged_G], buckets=buckets, edges=edges)
     advantage_E = np.asarray(deviations(return_GK, sound_GK=member_GK)).reshape(-1)
+    context = learner.forward_context(state.params, batch.tokens_BT)
     by_bucket = bucket_gradients(
-        learner.model,
-        learner.loss,
+        PolicyLoss(learner.model, learner.loss, learner.kl_reference, state.kl_scale, context),
         state.params,
-        learner.kl_reference,
         batch,
         advantage_E[batch.episode_B][:, None] * batch.mask_BT,
         bucket_G,
-        mesh=learner.mesh,
-        micro_batch=learner.micro_batch,
-        group_rows=group_rows,
-        kl_scale=state.kl_scale,
-        frozen=learner.forward_context(state.params, batch.tokens_BT),
+        optimize.MinibatchLayout(learner.mesh, len(bucket_G), learner.micro_batch, group_rows),
         direction=direction,
     )
     metrics = {}

@@ -36,6 +36,28 @@ SCOPES = FORMS[:2]  # the paper's scopes; zscores.py averages their std over ste
 
 
 @dataclasses.dataclass(frozen=True)
+class ScopeSizes:
+    """Numbers of samples to score."""
+
+    first_turn_samples: int  # maximum number of reasonings of the first-turn scope
+    trajectory_samples: int  # S, number of episodes of the trajectory scope; 1: left out
+    micro_batch: int  # (prompt, reasoning) rows per device call
+
+
+@dataclasses.dataclass(frozen=True)
+class ScopeKey:
+    """Seed of the random draws and permutations of a set of episodes."""
+
+    seed: int  # seed of the run
+    step: int  # number of the iteration
+    environment: int = 0  # number of the environment within the run
+
+    def generator(self, purpose: Purpose, *words: int) -> np.random.Generator:
+        """Return the random generator of a purpose."""
+        return generator(purpose, self.seed, self.step, self.environment, *words)
+
+
+@dataclasses.dataclass(frozen=True)
 class Scores:
     """Cross scores: log-likelihoods of reasonings under prompts."""
 
@@ -59,13 +81,9 @@ def collapse_metrics(
     model: Qwen,
     params: Params,
     episodes: Sequence[Episode],
+    sizes: ScopeSizes,
+    key: ScopeKey,
     *,
-    first_turn_samples: int,
-    trajectory_samples: int,
-    micro_batch: int,
-    seed: int,
-    step: int,
-    environment: int = 0,
     flow: bool = False,
     chat: Chat | None = None,
     keep: Callable[[Scores], None] | None = None,
@@ -75,11 +93,6 @@ def collapse_metrics(
     Args:
       model, params: the policy that sampled the episodes.
       episodes: G * K episodes, group by group; those whose environment broke are left out.
-      first_turn_samples: maximum number of reasonings of the first-turn scope.
-      trajectory_samples: S, number of episodes of the trajectory scope.
-      micro_batch: (prompt, reasoning) rows per device call.
-      seed, step, environment: seed the draws and permutations: seed of the run, number of the
-        iteration, number of the environment within the run.
       flow: also score the actions (diagnostics/flow.py), in the same pass.
       chat: the chat that made the prompts. If given and a prompt shows a reasoning, the stripped
         forms are scored in a separate pass.
@@ -92,12 +105,12 @@ def collapse_metrics(
       `log_margin`; with `flow`, flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left
       out when fewer than two prompts have a scorable reasoning.
     """
-    words = seed, step, environment
+    micro_batch = sizes.micro_batch
     # A prompt of an environment that broke may show nothing of the problem.
     episodes = [episode for episode in episodes if not episode.error]
-    first = first_turns(episodes, samples=first_turn_samples)
+    first = first_turns(episodes, samples=sizes.first_turn_samples)
     later = trajectory_turns(
-        episodes, samples=trajectory_samples, rng=generator(Purpose.TRAJECTORY, *words)
+        episodes, samples=sizes.trajectory_samples, rng=key.generator(Purpose.TRAJECTORY)
     )
     metrics, scored = {}, {}  # scored: form -> positional arguments of _figures
     for index, (scope, sample) in enumerate(zip(SCOPES, (first, later), strict=True)):
@@ -115,7 +128,7 @@ def collapse_metrics(
                 group_N=sample.group_N,
                 siblings=scope == "first_turn",  # later turns of a group show other states
                 micro_batch=micro_batch,
-                rng=generator(Purpose.PANELS, *words, index),
+                rng=key.generator(Purpose.PANELS, index),
             )
             metrics |= {f"flow/{scope}/{name}": value for name, value in figures.items()}
         else:
@@ -136,7 +149,7 @@ def collapse_metrics(
             scored["trajectory_stripped"] = *case, None
             scored["trajectory_stripped_within_depth"] = *case, depth_N
     for form, case in scored.items():
-        rng = generator(Purpose.PERMUTATIONS, *words, FORMS.index(form))
+        rng = key.generator(Purpose.PERMUTATIONS, FORMS.index(form))
         # In the first turn, members of a group share only their prompt.
         figures = _figures(*case, deal_groups=form != "first_turn", rng=rng)
         metrics |= {f"collapse/{form}/{name}": value for name, value in figures.items()}

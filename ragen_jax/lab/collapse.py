@@ -65,7 +65,7 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
       (pairs in which MI fell before success while entropy was in its healthy range, pairs in which
       it did not, pairs whose runs disagree).
     """
-    held: dict[tuple[str, int], set[bool]] = {}
+    answers: dict[tuple[str, int], set[bool]] = {}
     for (setting, _, seed), rows in runs.items():
         end, first = lost(rows, SUCCESS), lost(rows, MI)
         if end is None:
@@ -74,9 +74,9 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
         if before:
             ratio = share(rows, ENTROPY, first, of_first=True)
             before = HEALTHY[0] <= ratio <= HEALTHY[1]
-        held.setdefault((setting, seed), set()).add(before)
-    yes, no = (sum(x == {word} for x in held.values()) for word in (True, False))
-    return yes, no, len(held) - yes - no
+        answers.setdefault((setting, seed), set()).add(before)
+    yes, no = (sum(x == {word} for x in answers.values()) for word in (True, False))
+    return yes, no, len(answers) - yes - no
 
 
 def filter_count(runs: Runs) -> tuple[int, int, int]:

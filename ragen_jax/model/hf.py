@@ -77,9 +77,9 @@ def load(
             f"the model is damaged: {found}; copy it again (or delete {directory / CHECKSUMS} "
             "if the change was intended)"
         )
-    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
         # The check's child process takes a second; the weights are read in the meantime.
-        checked = beside.submit(check_tokenizer, directory)
+        checked = executor.submit(check_tokenizer, directory)
         model, params = load_weights(directory, mesh=mesh, dtype=dtype)
         checked.result()
     tokenizer = load_tokenizer(directory)

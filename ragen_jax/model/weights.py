@@ -216,7 +216,7 @@ def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tens
     # Some trainers write the head although it is tied; that is accepted if the values are equal.
     embed, head = (family.tensors[(name,)][0] for name in ("embed", "head"))
     extra = {name for name in tensors.keys() - want.keys() if not name.endswith(IGNORED)}
-    extra = {name for name in extra if not name.startswith(family.beside)}
+    extra = {name for name in extra if not name.startswith(family.other_prefixes)}
     if config.tied and head in extra and embed in tensors:
         if not _same(*(tensors[name].get_slice(name) for name in (embed, head))):
             raise ValueError(f"{directory}: {head} differs from {embed}, to which it is tied")

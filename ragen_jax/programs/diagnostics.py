@@ -23,6 +23,7 @@ from ragen_jax.programs.program import (
 )
 from ragen_jax.programs.roofline import Work
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
+from ragen_jax.update.policy import PolicyLoss
 
 
 def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
@@ -145,15 +146,17 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
         "gradients",
         run.mesh,
         gradients.bucket_products,
-        run.model,
-        loss,
+        PolicyLoss(
+            run.model,
+            loss,
+            run.reference if loss.kl_coef else None,
+            run.state.kl_scale,
+            run.forward_context,
+        ),
         run.state.params,
-        run.reference if loss.kl_coef else None,
         pieces,
         host((groups,)),
         host(()),
-        run.state.kl_scale,
-        run.forward_context,
         held=(
             (run.state.opt_state, run.state.critic),
             None if loss.kl_coef else run.at_rest,

@@ -136,11 +136,11 @@ class _Listener:
     """Pass JAX's compilation events to the active `CompileMonitor`, if any."""
 
     def __init__(self) -> None:
-        self.told: CompileMonitor | None = None
+        self.monitor: CompileMonitor | None = None
 
     def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == EVENT and self.told is not None:
-            self.told.add(_function(str(kwargs.get("fun_name", "a program"))), duration_secs)
+        if event == EVENT and self.monitor is not None:
+            self.monitor.add(_function(str(kwargs.get("fun_name", "a program"))), duration_secs)
 
 
 @functools.cache
@@ -154,14 +154,14 @@ def _listener() -> _Listener:
 @contextlib.contextmanager
 def monitor_compilation() -> Generator[CompileMonitor]:
     """Monitor compilation within this context, and print its progress from time to time."""
-    told, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
+    monitor, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
     level = logger.level
-    listener.told = told
-    logger.addFilter(told.shapes)
+    listener.monitor = monitor
+    logger.addFilter(monitor.shapes)
     logger.setLevel(logging.DEBUG)
     try:
-        yield told
+        yield monitor
     finally:
-        logger.removeFilter(told.shapes)
+        logger.removeFilter(monitor.shapes)
         logger.setLevel(level)
-        listener.told = None
+        listener.monitor = None

@@ -137,7 +137,9 @@ def start_programs(
     """
     # Several processes would have to compile in the same order. The sizes of image tables are not
     # known in advance.
-    if jax.process_count() > 1 or any(task.album is not None for task in tasks):
+    if jax.process_count() > 1 or any(
+        task.settings.chat.images.tower is not None for task in tasks
+    ):
         return []
     shapes = describe(config, learner, state, policy)
     planned: dict[Any, PlannedProgram] = {}
@@ -145,14 +147,14 @@ def start_programs(
     known = True
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
         alone, first = turns_shown(c.env) == 1, task.first_prompts
-        if task.slots or task.chunk:
-            expected = expected_lengths(task.chat, task.first_plays, task.budgets)
+        if task.settings.slots or task.settings.chunk:
+            expected = expected_lengths(task.settings.chat, task.first_plays, task.settings.budgets)
             programs = slot_programs(shapes, task, expected)
-            longest = max(expected.prompts) + task.budgets.max_new_tokens
+            longest = max(expected.prompts) + task.settings.budgets.max_new_tokens
             lengths |= {length_bucket(n) for n in range(first[0] + 1, longest + 1)}
         else:
             programs = rollout_starts(shapes, task, length_bucket(first[-1]), alone=alone)
-            lengths.add(length_bucket(first[-1] + task.budgets.max_new_tokens))
+            lengths.add(length_bucket(first[-1] + task.settings.budgets.max_new_tokens))
             known &= alone
         for program in programs:
             planned.setdefault(program.name, program)
@@ -207,7 +209,7 @@ def rollout_starts(
     shards = data_shards(mesh)
     B = -(-G * task.group_size // shards) * shards
     sizes = [B]
-    if alone and task.compact:
+    if alone and task.settings.compact:
         per_shard = B // shards
         sizes = sorted({shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)})[::-1]
     # The temperature is not part of a program.
@@ -224,12 +226,13 @@ def rollout_starts(
         )
         yield from (turn(rows, rows, sampling) for sampling in samplings.values())
     if B == G * task.group_size and G % shards == 0:
-        yield turn(G, B, task.sampling)
+        yield turn(G, B, task.settings.sampling)
 
 
 def _samplings(task: "Task") -> tuple[Sampling, ...]:
     """Return the `Sampling` of a task's evaluations, if it has any, and of its training."""
-    return (task.sampling,) if task.heldout is None else (task.eval_sampling, task.sampling)
+    training = task.settings.sampling
+    return (training,) if task.heldout is None else (task.eval_sampling, training)
 
 
 def slot_programs(
@@ -241,12 +244,12 @@ def slot_programs(
     with jax.set_mesh(mesh):
         shards, _ = row_shards()
         sizes = cache_sizes(
-            slots=task.slots,
-            chunk=task.chunk,
+            slots=task.settings.slots,
+            chunk=task.settings.chunk,
             episodes=episodes,
             prompt=task.first_prompts[-1],
-            max_new_tokens=task.budgets.max_new_tokens,
-            compact=task.compact,
+            max_new_tokens=task.settings.budgets.max_new_tokens,
+            compact=task.settings.compact,
         )
         listed = [
             program
@@ -256,9 +259,9 @@ def slot_programs(
                 shapes.policy,
                 sizes,
                 lengths,
-                max_new_tokens=task.budgets.max_new_tokens,
+                max_new_tokens=task.settings.budgets.max_new_tokens,
                 sampling=sampling,
-                stop_ids=task.chat.stop_ids,
+                stop_ids=task.settings.chat.stop_ids,
             )
         ]
     for rows in sizes.rows[::-1]:
@@ -300,9 +303,7 @@ def _compile_turn(
             rows_of(rows, dtype=task.key.dtype),
             rows_of(rows),
             host((), jnp.float32),
-            max_new_tokens=task.budgets.max_new_tokens,
-            stop_ids=task.chat.stop_ids,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            settings=sampling.decode_settings(
+                task.settings.chat.stop_ids, task.settings.budgets.max_new_tokens
+            ),
         )

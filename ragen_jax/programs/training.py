@@ -34,9 +34,9 @@ from ragen_jax.programs.program import (
 from ragen_jax.programs.residents import resident_programs, residents, with_residents
 from ragen_jax.programs.roofline import Cost, Work
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, describe, host, struct
-from ragen_jax.rollout.chunks import decode_chunk, fold, read
+from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, fold, read
 from ragen_jax.rollout.pages import cache_sizes
-from ragen_jax.rollout.sample import decode, extend, prefill
+from ragen_jax.rollout.sample import DecodeSettings, decode, extend, prefill
 from ragen_jax.update import passes
 from ragen_jax.update.critic import critic_gradient
 from ragen_jax.update.optimize import apply_gradient, needs_start
@@ -155,7 +155,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         rows(B, dtype=jax.random.key(0).dtype),
         rows(B),
         host((), jnp.float32),
-        keywords={"max_new_tokens": T, "stop_ids": (0,)},
+        keywords={"settings": DecodeSettings(max_tokens=T, stop_ids=(0,))},
         held=(run.held, before, reply),  # play.py still holds the previous turn
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
@@ -246,10 +246,9 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         run.model,
         run.policy,
         held,
-        *[ints(B)] * 4,
-        struct(mesh, (B,), jax.random.key(0).dtype, "rows"),
+        DecodeBatch(*[ints(B)] * 4, keys_B=struct(mesh, (B,), jax.random.key(0).dtype, "rows")),
         host((), jnp.float32),
-        keywords={"chunk": chunk, "stop_ids": (0,)},
+        keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))},
         held=run.held,
         cost=work.decode(rows, positions, chunk + 1),
         calls=chunks,

@@ -253,8 +253,10 @@ def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
     if len(group) == 1:
         return runs[group[0]].name
     fields = [name for name in differing(runs) if name != "seed"]
-    said = [f"{name} {_value(runs[group[0]].fields.get(name))}" for name in fields[:MOST_FIELDS]]
-    return ", ".join(said) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
+    settings = [
+        f"{name} {_value(runs[group[0]].fields.get(name))}" for name in fields[:MOST_FIELDS]
+    ]
+    return ", ".join(settings) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:

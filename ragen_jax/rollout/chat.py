@@ -32,6 +32,7 @@ from ragen_jax.model.template import (
     Template,
     parse_chat_template,
 )
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -75,6 +76,32 @@ class Reply:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChatFormat:
+    """What the prompts of an environment show.
+
+    Raises:
+      ValueError: unknown context or prompt, or a window below 1.
+    """
+
+    context: str  # a key of CONTEXTS
+    # One of PROMPTS: "full" (rules and reply format in the system message, budgets in the user
+    # message) or "terse" (the bare observation: for an agent that has learnt the rest by imitation)
+    prompt: str
+    actions_per_turn: int  # the rollout's budgets, which full prompts state
+    max_actions: int  # per episode
+    window: int = 1  # turns that context "window" shows, including the current turn; at least 1
+    max_prompt: int = 0  # tokens above which a prompt drops its oldest turns; 0: no limit
+
+    def __post_init__(self) -> None:
+        if self.context not in CONTEXTS:
+            raise ValueError(f"env.context is {self.context!r}; accepted: {', '.join(CONTEXTS)}")
+        if self.window < 1:
+            raise ValueError(f"env.window is {self.window}; it must be at least 1")
+        if self.prompt not in PROMPTS:
+            raise ValueError(f"env.prompt is {self.prompt!r}; accepted: {', '.join(PROMPTS)}")
+
+
+@dataclasses.dataclass(frozen=True)
 class Chat:
     """The conversation format of one environment, with a tokenizer's chat template."""
 
@@ -83,15 +110,27 @@ class Chat:
     close_id: int  # the stop id with which the template ends a reply
     end_ids: tuple[int, ...]  # close_id, the tokenizer's eos and the model's stop ids
     stop_ids: tuple[int, ...]  # ids that end a reply: end_ids and every other control id
-    context: str  # a key of CONTEXTS
-    window: int  # turns that context "window" shows, at least 1
-    max_prompt: int  # tokens per prompt; 0: no limit
-    prompt: str  # one of PROMPTS
+    format: ChatFormat
     actions: tuple[str, ...]  # empty: any text is an action
-    actions_per_turn: int
-    max_actions: int  # per episode
     system: str | None = None  # text of the system message; None: no system message
     opening: tuple[int, ...] = ()  # ids at the end of every prompt, which the reply continues
+    images: ImageSource = NO_IMAGES  # the images that messages show
+
+    def check_images(self, observation: str | Observation) -> None:
+        """Raise PromptError for an image that the model cannot process."""
+        for image in images_of(observation):
+            try:
+                self.images.check(image)
+            except ValueError as error:
+                raise PromptError(str(error)) from error
+
+    def image_spans(self, observation: str | Observation) -> Spans:
+        """Return the spans of an observation's images, which must be registered.
+
+        Raises:
+          ValueError: an image is not registered.
+        """
+        return tuple(self.images.span(image) for image in images_of(observation))
 
     def observe(
         self, observation: str | Observation, *, actions_used: int, last_valid: bool
@@ -99,11 +138,11 @@ class Chat:
         """Return the user message of a turn, with envs.types.IMAGE in the place of each image."""
         parts = [] if last_valid else [NOTICE]
         parts.append(observation.text if isinstance(observation, Observation) else observation)
-        left = self.max_actions - actions_used
-        if self.prompt == "full" and self.actions:
-            limit = min(left, self.actions_per_turn)
+        left = self.format.max_actions - actions_used
+        if self.format.prompt == "full" and self.actions:
+            limit = min(left, self.format.actions_per_turn)
             parts.append(f"You have {left} action(s) left, at most {limit} in this reply.")
-        elif self.prompt == "full" and self.max_actions > 1:
+        elif self.format.prompt == "full" and self.format.max_actions > 1:
             what = "call(s) or answer(s)" if self.template.tools else "answer(s)"
             parts.append(f"You have {left} {what} left.")
         return "\n".join(parts)
@@ -112,7 +151,7 @@ class Chat:
         """Return the int32 ids of the prompt that shows `message` after the earlier `turns`.
 
         The prompt shows the turns that the context mode allows, without the oldest turns if there
-        are more than max_prompt tokens. A turn is shown in full, with its original message.
+        are more than format.max_prompt tokens. A turn is shown in full, with its original message.
 
         Args:
           spans: spans of the images in the message, as in `Turn`.
@@ -120,20 +159,22 @@ class Chat:
         Raises:
           PromptError: `message` alone is too long, or the tokenizer refuses it.
         """
+        limit = self.format.max_prompt
         for first in range(self._oldest(turns), len(turns) + 1):
             prompt = self._show(turns, first, in_parts(message, spans))
-            if not self.max_prompt or len(prompt) <= self.max_prompt:
+            if not limit or len(prompt) <= limit:
                 return prompt
         raise PromptError(
             f"the prompt of turn {len(turns) + 1} has {len(prompt)} tokens even without "
-            f"earlier turns, but env.max_context leaves {self.max_prompt} after "
+            f"earlier turns, but env.max_context leaves {limit} after "
             "rollout.max_new_tokens for the reply; raise env.max_context, or set it to 0 to "
             "use the model's limit"
         )
 
     def _oldest(self, turns: Sequence[Turn]) -> int:
         """Return the index of the oldest earlier turn that the context mode allows."""
-        return len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
+        shown = CONTEXTS[self.format.context](len(turns) + 1, self.format.window)
+        return len(turns) + 1 - shown
 
     def _show(self, turns: Sequence[Turn], first: int, message: Message) -> np.ndarray:
         """Return the prompt that shows turns[first:] and `message`."""
@@ -221,17 +262,21 @@ class Chat:
         if inside is None and self.template.tools:
             call = enclosed(text, rest, b"tool_call")
             if call is not None and b"<tool_call>" not in text[slice(*call)]:
-                said = text[rest:].strip().decode("utf-8", errors="replace")
-                return Reply(reasoning, token_span(ends, *call), (said,), True, calls=True)
+                action_text = text[rest:].strip().decode("utf-8", errors="replace")
+                return Reply(reasoning, token_span(ends, *call), (action_text,), True, calls=True)
         if inside is None:
             return Reply(reasoning, (0, 0), (), False)
         answer = token_span(ends, *inside)
-        said = text[slice(*inside)].decode("utf-8", errors="replace")
+        action_text = text[slice(*inside)].decode("utf-8", errors="replace")
         if not self.actions:
-            said = said.strip()
-            return Reply(reasoning, answer, (said,) if said else (), bool(said))
+            action_text = action_text.strip()
+            return Reply(
+                reasoning, answer, (action_text,) if action_text else (), bool(action_text)
+            )
         known = {action.lower(): action for action in self.actions}
-        words = [word.strip().lower() for word in said.split("||")][: self.actions_per_turn]
+        words = [word.strip().lower() for word in action_text.split("||")][
+            : self.format.actions_per_turn
+        ]
         actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
 
@@ -265,6 +310,11 @@ class Chat:
         return letters[at].tobytes(), ends_T
 
 
+def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:
+    """Return the images of an observation."""
+    return observation.images if isinstance(observation, Observation) else ()
+
+
 def in_parts(message: str, spans: Spans) -> Message:
     """Split a message into alternating texts and image spans; without images, return its text."""
     if not spans:
@@ -296,15 +346,10 @@ def token_span(ends: np.ndarray, start: int, stop: int) -> tuple[int, int]:
 def make_chat(
     tokenizer: "PreTrainedTokenizerFast",
     environment: "Environment",
+    format: ChatFormat,
     *,
-    context: str,
-    window: int = 1,
-    max_prompt: int = 0,
-    prompt: str,
-    actions_per_turn: int,
-    max_actions: int,
     extra_stop_ids: Iterable[int] = (),
-    image_pad: int | None = None,
+    images: ImageSource = NO_IMAGES,
     date: str | None = None,
 ) -> Chat:
     """Return the `Chat` of an environment and a tokenizer.
@@ -312,38 +357,26 @@ def make_chat(
     Args:
       tokenizer: has a chat template.
       environment: defines `actions`, `instructions` and optionally `tools`.
-      context: a key of CONTEXTS.
-      window: turns that context "window" shows, including the current turn.
-      max_prompt: tokens above which a prompt drops its oldest turns; 0: no limit.
-      prompt: "full" (rules and reply format in the system message, budgets in the user message)
-        or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
-      actions_per_turn, max_actions: the rollout's budgets, which full prompts state.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
-      image_pad, date: as in `parse_chat_template`.
+      images: the images that messages may show.
+      date: as in `parse_chat_template`.
 
     Raises:
-      ValueError: unknown context or prompt, a window below 1, a tokenizer that is not byte-level,
-        or a chat template that cannot be parsed.
+      ValueError: a tokenizer that is not byte-level, or a chat template that cannot be parsed.
     """
-    if context not in CONTEXTS:
-        raise ValueError(f"env.context is {context!r}; accepted: {', '.join(CONTEXTS)}")
-    if window < 1:
-        raise ValueError(f"env.window is {window}; it must be at least 1")
-    if prompt not in PROMPTS:
-        raise ValueError(f"env.prompt is {prompt!r}; accepted: {', '.join(PROMPTS)}")
     pieces = token_bytes(tokenizer)
     system = None
     tools = environment.tools if isinstance(environment, ToolEnvironment) else ()
-    if prompt == "full":
+    if format.prompt == "full":
         rules = _TOOL_REPLY_FORMAT if tools else _TEXT_REPLY_FORMAT
         if environment.actions:
             rules = _REPLY_FORMAT.format(
-                actions_per_turn=actions_per_turn,
+                actions_per_turn=format.actions_per_turn,
                 actions=", ".join(environment.actions),
-                example=" || ".join(environment.actions[:actions_per_turn]),
+                example=" || ".join(environment.actions[: format.actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = parse_chat_template(tokenizer, system, tools, image_pad, date)
+    template = parse_chat_template(tokenizer, system, tools, images.pad, date)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
@@ -353,14 +386,10 @@ def make_chat(
         close_id=template.close_id,
         end_ids=tuple(sorted(ends)),
         stop_ids=tuple(sorted(ends | template.control)),
-        context=context,
-        window=window,
-        max_prompt=max_prompt,
-        prompt=prompt,
+        format=format,
         actions=environment.actions,
-        actions_per_turn=actions_per_turn,
-        max_actions=max_actions,
         system=system,
+        images=images,
     )
 
 

@@ -22,26 +22,40 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain
-from ragen_jax.core.types import Params
+from ragen_jax.core.types import Array, Params
 from ragen_jax.model.attention import Layers, Segment, write
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import token_positions
 from ragen_jax.rollout.sample import (
+    DecodeSettings,
     choose,
     empty_reply,
     hidden_and_kv,
     noise,
     put,
-    truncate,
 )
 
 Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
+
+
+@flax.struct.dataclass
+class DecodeBatch:
+    """The replies that a chunk continues, one in each row of the cache."""
+
+    token_B: Array  # int32, last token of the row
+    length_B: Array  # int32, number of tokens before it
+    drawn_B: Array  # int32, number of tokens in the reply so far
+    budget_B: Array  # int32, number of tokens the reply may still get; 0: no reply is running
+    keys_B: jax.Array  # the result of `episode_keys`
+    # int32, with images: `ImageTable.shift` of the tokens before the last; None: without images
+    shift_B: Array | None = None
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "positions"))
@@ -110,7 +124,7 @@ def fold(
     Args:
       new: the result of `read`, or of `decode_chunk` (R = B).
       first: int32, number of positions in the earlier pages.
-      start_R: as in `read`, or length_B of `decode_chunk`.
+      start_R: as in `read`, or length_B of a `DecodeBatch`.
       count_R: int32, number of real tokens; 0 on padding rows.
       reader_B: int32, index of the R rows that each row of the cache takes its tokens from; R: the
         row is unchanged. Several rows may take the tokens of one reader that started from nothing.
@@ -125,47 +139,32 @@ def fold(
     return _lay_out(by_shard(fold_rows, page, *new, start_R - first, count_R, reader_B))
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("model", "chunk", "stop_ids", "top_k", "top_p", "min_p"),
-)
+@functools.partial(jax.jit, static_argnames=("model", "settings"))
 def decode_chunk(
     model: Qwen,
     params: Params,
     pages: Sequence[Page],
-    token_B: jax.Array,
-    length_B: jax.Array,
-    drawn_B: jax.Array,
-    budget_B: jax.Array,
-    keys_B: jax.Array,
+    batch: DecodeBatch,
     temperature: jax.Array,
-    shift_B: jax.Array | None = None,
     *,
-    chunk: int,
-    stop_ids: tuple[int, ...],
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
+    settings: DecodeSettings,
 ) -> tuple[Page, jax.Array, jax.Array, jax.Array]:
-    """Sample up to `chunk` tokens of each row's reply.
+    """Sample up to `settings.max_tokens` tokens of each row's reply.
 
     Args:
-      pages: the pages with the first max(length_B) positions.
-      token_B: int32, the last token of each row.
-      length_B: int32, number of tokens before it.
-      drawn_B: int32, number of tokens already in the row's reply.
-      budget_B: int32, number of tokens the reply may still get; 0: nothing is sampled.
-      keys_B: the result of `episode_keys`. shift_B: as in `read`. The others: as in sample.decode.
+      pages: the pages with the first max(batch.length_B) positions.
+      temperature: traced scalar > 0.
 
     Returns:
       (keys and values of the tokens read, to be folded in after length_B; tokens_BC, logp_BC,
       count_B, as in `Sampled`). The tokens read are `token_B` and all but the last of the `count_B`
       sampled tokens.
     """
-    B, V, C = token_B.shape[0], model.config.vocab_size, chunk
-    stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
+    length_B, keys_B = batch.length_B, batch.keys_B
+    B, V, C = length_B.shape[0], model.config.vocab_size, settings.max_tokens
+    stop_V = jnp.asarray(np.isin(np.arange(V), settings.stop_ids))
     memory = _memory(pages, length_B)
-    position_B = length_B if shift_B is None else length_B + shift_B
+    position_B = length_B if batch.shift_B is None else length_B + batch.shift_B
 
     def body(carry):
         index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
@@ -175,12 +174,12 @@ def decode_chunk(
         hidden, (k, v) = new
         reply_k, reply_v = put(reply_k, k, index), put(reply_v, v, index)
         logits_BV = output_logits(params, hidden[:, 0]) / temperature
-        scaled_BV = truncate(logits_BV, top_k=top_k, top_p=top_p, min_p=min_p)
-        drawn, logp_B = choose(scaled_BV, noise(keys_B, drawn_B + index, V))
+        scaled_BV = settings.truncate(logits_BV)
+        drawn, logp_B = choose(scaled_BV, noise(keys_B, batch.drawn_B + index, V))
         token_B = jnp.where(done_B, 0, drawn).astype(jnp.int32)
         logp_B = jnp.where(done_B, 0.0, logp_B)
         count_B = count_B + ~done_B
-        done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
+        done_B = done_B | stop_V[token_B] | (index + 1 >= batch.budget_B)
         tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], index, axis=1)
         logp_BC = jax.lax.dynamic_update_slice_in_dim(logp_BC, logp_B[:, None], index, axis=1)
         return index + 1, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B
@@ -188,8 +187,8 @@ def decode_chunk(
     k, v = pages[0]
     carry = (
         jnp.int32(0),
-        token_B,
-        budget_B <= 0,
+        batch.token_B,
+        batch.budget_B <= 0,
         empty_reply(k, B, C),
         empty_reply(v, B, C),
         jnp.zeros((B, C), jnp.int32),
@@ -223,7 +222,7 @@ def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:
 
 
 def _memory(
-    pages: Sequence[Page], length: jax.Array, rows: jax.Array | None = None
+    pages: Sequence[Page], length: Array, rows: jax.Array | None = None
 ) -> tuple[Segment, ...]:
     """Return the first `length` positions of the pages' rows: all rows, or those of `rows`."""
     return tuple(

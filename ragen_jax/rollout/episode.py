@@ -15,9 +15,7 @@ from ragen_jax.core.randomness import Purpose, generator, key_word
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.envs.types import Environment, Observation, State
 from ragen_jax.model.template import PromptError, Span
-from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.model.vision.images import image_grid
-from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.chat import Chat, images_of
 from ragen_jax.rollout.env_calls import (
     NO_LIMITS,
     Clock,
@@ -27,12 +25,7 @@ from ragen_jax.rollout.env_calls import (
     StepResult,
     act,
 )
-
-NO_VISION_TOWER = (
-    "the environment shows images, but the model at config.model.path has no vision tower; use "
-    "a model with one (preset qwen2.5-vl-3b or tiny-vl), or another "
-    "config.env.options.observation"
-)
+from ragen_jax.rollout.sample import DecodeSettings
 
 PROMPT_ERROR = PromptError.__name__  # first word of the `Episode.error` of an unusable prompt
 
@@ -55,6 +48,16 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
 
+    def decode_settings(self, stop_ids: tuple[int, ...], max_tokens: int) -> DecodeSettings:
+        """Return the settings of the decoding loop, which do not include the temperature."""
+        return DecodeSettings(
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
@@ -74,7 +77,6 @@ class PlaySettings:
     # Length of first prompts, in tokens, from which slots compute the size of their cache. It is
     # fixed so that every rollout of a run has the same programs; 0: the longest first prompt.
     first_prompt: int = 0
-    album: ImageTable | None = None  # images that the environment shows; None: no vision tower
 
 
 @dataclasses.dataclass
@@ -161,7 +163,7 @@ class Room:
             )
 
 
-def begin_turns(plays: Sequence[Play], chat: Chat, album: ImageTable | None, room: Room) -> None:
+def begin_turns(plays: Sequence[Play], chat: Chat, room: Room) -> None:
     """Give each play the message and the prompt that its next reply answers.
 
     A play breaks if its prompt cannot be used (too long, refused by the tokenizer, or with an image
@@ -175,24 +177,23 @@ def begin_turns(plays: Sequence[Play], chat: Chat, album: ImageTable | None, roo
     """
     for play in plays:
         try:
-            check_images(play.observation, album)
+            chat.check_images(play.observation)
         except PromptError as error:
             _leave_out(play, error)
-    if album is not None:
-        album.register(image for play in plays for image in images_of(play.observation))
+    chat.images.register(image for play in plays for image in images_of(play.observation))
     for play in plays:
         if play.over:
             continue
         try:
-            _begin_turn(play, chat, album, room)
+            _begin_turn(play, chat, room)
         except PromptError as error:
             _leave_out(play, error)
             if not play.over:
-                _begin_turn(play, chat, album, room)
+                _begin_turn(play, chat, room)
 
 
-def _begin_turn(play: Play, chat: Chat, album: ImageTable | None, room: Room) -> None:
-    play.spans = spans_of(play.observation, album)
+def _begin_turn(play: Play, chat: Chat, room: Room) -> None:
+    play.spans = chat.image_spans(play.observation)
     play.message = chat.observe(
         play.observation,
         actions_used=play.actions_used,
@@ -215,36 +216,6 @@ def _leave_out(play: Play, error: PromptError) -> None:
 def is_prompt_error(error: str) -> bool:
     """Return whether an `Episode.error` is due to the prompt, not to the environment's code."""
     return error.startswith(f"{PROMPT_ERROR}: ")
-
-
-def check_images(observation: str | Observation, album: ImageTable | None) -> None:
-    """Raise PromptError for an image that the model cannot process."""
-    for image in images_of(observation):
-        if album is None:
-            raise PromptError(NO_VISION_TOWER)
-        try:
-            image_grid(*image.shape[:2], album.tower.images)
-        except ValueError as error:
-            raise PromptError(str(error)) from error
-
-
-def spans_of(observation: str | Observation, album: ImageTable | None) -> tuple[Span, ...]:
-    """Return the spans of an observation's images, which must be registered in the image table.
-
-    Raises:
-      ValueError: there are images but no image table.
-    """
-    images = images_of(observation)
-    if album is not None:
-        return tuple(album.span(image) for image in images)
-    if images:
-        raise ValueError(NO_VISION_TOWER)
-    return ()
-
-
-def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:
-    """Return the images of an observation."""
-    return observation.images if isinstance(observation, Observation) else ()
 
 
 def act_on(

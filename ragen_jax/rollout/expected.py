@@ -20,7 +20,7 @@ from ragen_jax.core.types import Params, Turn
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.template import PromptError
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, keep_rows, read
+from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.slots import NOTHING, common
@@ -73,8 +73,8 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Pro
                 prompt = chat.prompt_ids(turns, message, play.spans)
             except PromptError:  # near the limit, the notice or a longer number is too long
                 continue
-            held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
-            news.append(len(prompt) - 1 - common(held, prompt[:-1]))
+            cached = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
+            news.append(len(prompt) - 1 - common(cached, prompt[:-1]))
         if prompt is None:
             break
         prompts.append(len(prompt))
@@ -119,10 +119,10 @@ def expected_programs(
     pages = pages_of(sizes, max(prompts) + max_new_tokens - 1)
     ends = list(itertools.accumulate(pages))
 
-    def reading(rows, held, piece):
-        name = f"read {R} x {piece} after {len(held)} pages of {rows} rows"
+    def reading(rows, cached, piece):
+        name = f"read {R} x {piece} after {len(cached)} pages of {rows} rows"
         return ExpectedProgram(
-            name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece))
+            name, read, (model, params, cached, _ints(R), _ints(R), _ints(R, piece))
         )
 
     # First prompts are read in the largest piece that they need; later reads have any new length.
@@ -130,19 +130,20 @@ def expected_programs(
     pieces = sorted(alone | {sizes.piece(n) for n in lengths.news})
     found = [reading(0, [], piece) for piece in sorted(alone)]
     cut = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
-    settings = {"chunk": sizes.chunk, "stop_ids": stop_ids, **cut}
+    settings = {"settings": sampling.decode_settings(stop_ids, sizes.chunk)}
     number, heat = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     for rows in sizes.rows[::-1]:
         B = count * rows
         of = {size: _page(model, params, B, size) for size in dict.fromkeys(pages)}
         keys = _rows((B,), jax.random.key(0).dtype)
         for used, before in enumerate([0, *ends[:-1]], 1):
-            held = [of[size] for size in pages[:used]]
-            args = model, params, held, *[_ints(B)] * 4, keys, heat
+            cached = [of[size] for size in pages[:used]]
+            batch = DecodeBatch(*[_ints(B)] * 4, keys_B=keys)
+            args = model, params, cached, batch, heat
             name = f"decode_chunk of {B} rows after {used} pages, {cut}"
             found.append(ExpectedProgram(name, decode_chunk, args, settings))
             if before < max(prompts):
-                found += [reading(B, held, piece) for piece in pieces]
+                found += [reading(B, cached, piece) for piece in pieces]
         for size, page in of.items():
             room = {"rows": B, "positions": size}
             found.append(
@@ -184,11 +185,11 @@ def _page(model: Qwen, params: Params, rows: int, positions: int) -> Any:
     return jax.tree.map(laid_out, shapes)
 
 
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+def _ints(*shape: int) -> Any:
     return _rows(shape, jnp.int32)
 
 
-def _rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+def _rows(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     """Return the shape of an array of rows, with the sharding that place_rows uses."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:

@@ -12,15 +12,22 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import max_over_processes, place_rows, read_rows, row_shards
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.chunks import (
+    DecodeBatch,
+    Page,
+    decode_chunk,
+    empty_page,
+    fold,
+    keep_rows,
+    read,
+)
 from ragen_jax.rollout.episode import Sampling
 
 PIECE = 256  # maximum tokens of a row that are read in a call
@@ -45,12 +52,12 @@ class Sizes:
 
         A row thus attends to hardly more positions than it uses, and the number of pages is small.
         """
-        size = held = self.first
+        size = total = self.first
         while True:
             yield size
-            longer = self.first * max(held // (2 * self.first), 1)
+            longer = self.first * max(total // (2 * self.first), 1)
             size = min(longer, LARGEST_PAGE)
-            held += size
+            total += size
 
     def piece(self, tokens: int) -> int:
         """Return the shortest of `pieces` with room for `tokens`, or the longest piece."""
@@ -65,17 +72,6 @@ class PendingRead:
     start: int  # number of cached tokens to keep
     tokens: np.ndarray  # int32, the new tokens
     shift: int = 0  # `ImageTable.shift` of the first `start` tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeBatch:
-    """The replies that a chunk continues: lists with an entry for each row of this process."""
-
-    token: list[int]  # last token of the row
-    before: list[int]  # number of tokens before it
-    drawn: list[int]  # number of tokens in the reply so far
-    tokens_left: list[int]  # number of tokens the reply may still get; 0: no reply is running
-    shift: list[int]  # `ImageTable.shift` of the tokens before
 
 
 def cache_sizes(
@@ -114,23 +110,15 @@ class Cache:
     """The pages of all slots' rows, shard by shard, and the programs that use them."""
 
     def __init__(
-        self, model: Qwen, params: Params, sizes: Sizes, album: ImageTable | None = None
+        self, model: Qwen, params: Params, sizes: Sizes, images: ImageSource = NO_IMAGES
     ) -> None:
-        self.model, self.params, self.sizes, self.album = model, params, sizes, album
+        self.model, self.params, self.sizes, self.images = model, params, sizes, images
         self.count, mine = row_shards()  # number of shards of all processes
         self.shards = len(mine)  # number of shards of this process
         self.rows = sizes.rows[-1]  # rows per shard
         self.pages: list[Page] = []
         self.lengths: list[int] = []  # positions of each page
         self.to_come = sizes.pages()
-
-    def shift(self, tokens: np.ndarray) -> int:
-        """Return `ImageTable.shift` of a row's first tokens; 0 without images."""
-        return 0 if self.album is None else self.album.shift(tokens)
-
-    def _places(self, *shift: Sequence[int] | np.ndarray) -> list[Array]:
-        """Return the shift arguments of a program: none without images."""
-        return [] if self.album is None else [place_rows(np.array(s, np.int32)) for s in shift]
 
     def compact(self, live: list[list[int]], most: int) -> list[list[int]] | None:
         """Drop rows if a smaller cache can hold the live rows.
@@ -182,7 +170,7 @@ class Cache:
                     at, size = shard * R + row, count[id(n)]
                     rows_R[at], start_R[at], count_R[at] = n.rows[0], n.start, size
                     shift_R[at] = n.shift
-                    n.shift += self.shift(n.tokens[:size])
+                    n.shift += self.images.shift(n.tokens[:size])
                     tokens_RE[at, :size] = n.tokens[:size]
                     reader_B[shard * self.rows + np.array(n.rows)] = row
                     n.start, n.tokens = n.start + size, n.tokens[size:]
@@ -192,54 +180,57 @@ class Cache:
                 place_rows, (rows_R, start_R, tokens_RE, count_R, reader_B)
             )
             history = self.pages[: self._needed(start)]
-            shown = self.params
-            if self.album is not None:
-                shown = self.album.attach(shown, tokens)
-            args = rows_R, start_R, tokens_RE, *self._places(shift_R)
-            new = read(self.model, shown, history, *args)
+            shown = self.images.attach(self.params, tokens)
+            # Without images the program has no such argument.
+            shifts = () if self.images.tower is None else (place_rows(shift_R),)
+            new = read(self.model, shown, history, rows_R, start_R, tokens_RE, *shifts)
             self._fold(new, start_R, count_R, reader_B, -least, end)
             queues = [[n for n in part if len(n.tokens)] for part in queues]
             for part in queues:
                 part.sort(key=lambda n: -len(n.tokens))
 
     def decode(
-        self, rows: DecodeBatch, keys_B: jax.Array, sampling: Sampling, stop_ids: tuple[int, ...]
+        self, batch: DecodeBatch, sampling: Sampling, stop_ids: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Decode a chunk of every running reply.
+
+        Args:
+          batch: arrays on the host, with an entry for each row of this process; `keys_B` is on the
+            mesh in use.
 
         Returns:
           (tokens_BC, logp_BC, count_B), or None if no reply is running in any process.
         """
         chunk = self.sizes.chunk
-        under_way = [i for i, left in enumerate(rows.tokens_left) if left]
+        running_B = batch.budget_B > 0
+        before = np.asarray(batch.length_B)[running_B]
+        after = before + np.minimum(chunk, batch.budget_B[running_B])
         longest, end, least = max_over_processes(
-            max((rows.before[i] for i in under_way), default=0),
-            max((rows.before[i] + min(chunk, rows.tokens_left[i]) for i in under_way), default=0),
-            max((-rows.before[i] for i in under_way), default=-(2**31)),
+            max(before.tolist(), default=0),
+            max(after.tolist(), default=0),
+            max((-before).tolist(), default=-(2**31)),
         )
         if not end:
             return None
         self._grow(end)
-        columns = rows.token, rows.before, rows.drawn, rows.tokens_left
-        token_B, before_B, *others = (place_rows(np.array(c, np.int32)) for c in columns)
+        placed = DecodeBatch(
+            token_B=place_rows(np.asarray(batch.token_B)),
+            length_B=place_rows(np.asarray(batch.length_B)),
+            drawn_B=place_rows(np.asarray(batch.drawn_B)),
+            budget_B=place_rows(np.asarray(batch.budget_B)),
+            keys_B=batch.keys_B,
+            shift_B=None if batch.shift_B is None else place_rows(np.asarray(batch.shift_B)),
+        )
         new, tokens_BC, logp_BC, count_B = decode_chunk(
             self.model,
             self.params,
             self.pages[: self._needed(max(longest, 1))],
-            token_B,
-            before_B,
-            *others,
-            keys_B,
+            placed,
             np.float32(sampling.temperature),
-            *self._places(rows.shift),
-            chunk=chunk,
-            stop_ids=stop_ids,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            settings=sampling.decode_settings(stop_ids, chunk),
         )
         each = place_rows(np.tile(np.arange(self.rows, dtype=np.int32), self.shards))
-        self._fold(new, before_B, count_B, each, -least, end)
+        self._fold(new, placed.length_B, count_B, each, -least, end)
         return read_rows(tokens_BC), read_rows(logp_BC), read_rows(count_B)
 
     def _fold(

@@ -79,7 +79,7 @@ def rollout(
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets
-    limits, album = settings.limits, settings.album
+    limits = settings.limits
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
     if settings.slots or settings.chunk:
@@ -94,7 +94,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         begun = live if turn else plays  # `_read_groups` needs first prompts of all processes
-        begin_turns(begun, chat, album, room)
+        begin_turns(begun, chat, room)
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         new = [len(_news(play)) for play in live]
@@ -108,7 +108,7 @@ def rollout(
             break
         rows = row_bucket(most, per_shard) if settings.compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
-        seen = params if album is None else album.attach(params, *(p.prompt for p in begun))
+        seen = chat.images.attach(params, *(play.prompt for play in begun))
         if turn == 0 and len(plays) % count == 0:
             segment, logits = _read_groups(model, seen, plays[::group_size], group_size)
         elif fresh or cache is None:
@@ -159,11 +159,7 @@ def _sample_replies(
         keys_B,
         place_rows(np.where(real, max_new_tokens, 0).astype(np.int32)),
         np.float32(sampling.temperature),
-        max_new_tokens=max_new_tokens,
-        stop_ids=settings.chat.stop_ids,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
+        settings=sampling.decode_settings(settings.chat.stop_ids, max_new_tokens),
     )
     tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
     return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply

@@ -42,6 +42,21 @@ class Sampled:
     reply: Segment  # keys and values of all sampled tokens but the last
 
 
+@dataclasses.dataclass(frozen=True)
+class DecodeSettings:
+    """Settings of a decoding loop; a program is compiled for each value."""
+
+    max_tokens: int  # largest number of tokens that a call samples in a row
+    stop_ids: tuple[int, ...]  # ids that end a reply
+    top_k: int = 0  # these three: see `truncate`
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def truncate(self, logits_BV: jax.Array) -> jax.Array:
+        """Set logits outside the kept set to -inf."""
+        return truncate(logits_BV, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+
 def episode_keys(
     run_key: jax.Array, seed_B: Sequence[int], member_B: Sequence[int], turn_B: Sequence[int] | int
 ) -> jax.Array:
@@ -247,9 +262,7 @@ def _take_rows(
     return history, k, v, jnp.take(reply.length_N, rows_B)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "max_new_tokens", "stop_ids", "top_k", "top_p", "min_p")
-)
+@functools.partial(jax.jit, static_argnames=("model", "settings"))
 def decode(
     model: Qwen,
     params: Params,
@@ -259,31 +272,26 @@ def decode(
     budget_B: jax.Array,
     temperature: jax.Array,
     *,
-    max_new_tokens: int,
-    stop_ids: tuple[int, ...],
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
+    settings: DecodeSettings,
 ) -> Sampled:
     """Sample one reply per row.
 
     Args:
       segment, logits_NV: of prefill or extend; row b continues cache row b // (B / N).
       keys_B: the result of `episode_keys`.
-      budget_B: int32 tokens a row may sample, at most max_new_tokens; 0 on padding rows.
+      budget_B: int32 tokens a row may sample, at most settings.max_tokens; 0 on padding rows.
       temperature: traced scalar > 0.
-      stop_ids: ids that end a reply.
 
     Returns:
       The replies; a reply without a stop token was truncated by its budget.
     """
-    B, (N, V), T = keys_B.shape[0], logits_NV.shape, max_new_tokens
+    B, (N, V), T = keys_B.shape[0], logits_NV.shape, settings.max_tokens
     start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
     # Use a table: some tokenizers have hundreds of stop ids, too many to compare with each.
-    stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
+    stop_V = jnp.asarray(np.isin(np.arange(V), settings.stop_ids))
 
     def draw(index, logits_BV, done_B):
-        scaled_BV = truncate(logits_BV / temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        scaled_BV = settings.truncate(logits_BV / temperature)
         token_B, logp_B = choose(scaled_BV, noise(keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)

@@ -27,6 +27,7 @@ from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_s
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.chunks import DecodeBatch
 from ragen_jax.rollout.env_calls import Clock
 from ragen_jax.rollout.episode import (
     Play,
@@ -36,7 +37,7 @@ from ragen_jax.rollout.episode import (
     act_on,
     begin_turns,
 )
-from ragen_jax.rollout.pages import Cache, DecodeBatch, PendingRead, cache_sizes
+from ragen_jax.rollout.pages import Cache, PendingRead, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
 
 NOTHING = np.zeros(0, np.int32)
@@ -82,7 +83,7 @@ def play_in_slots(
     chat, budgets, limits = settings.chat, settings.budgets, settings.limits
     firsts = {play.group: play for play in reversed(plays)}
     room = Room(model.config.max_positions, budgets.max_new_tokens)
-    begin_turns(list(firsts.values()), chat, settings.album, room)
+    begin_turns(list(firsts.values()), chat, room)
     prompt = max(len(play.prompt) for play in firsts.values())
     sizes = cache_sizes(
         slots=settings.slots,
@@ -92,7 +93,7 @@ def play_in_slots(
         max_new_tokens=budgets.max_new_tokens,
         compact=settings.compact,
     )
-    cache = Cache(model, params, sizes, settings.album)
+    cache = Cache(model, params, sizes, chat.images)
     table = [_Slot() for _ in range(cache.shards * cache.rows)]
     count, mine = row_shards()
     share = -(-len(plays) // count)
@@ -112,8 +113,8 @@ def play_in_slots(
                 slot.play = None
 
     # Processes that share a shard must do the same with it, so they cannot depend on thread timing.
-    beside = bool(limits.time_limit) and not shards_are_shared()
-    with _acting(act, next_turn, beside=beside) as acting:
+    in_parallel = bool(limits.time_limit) and not shards_are_shared()
+    with _acting(act, next_turn, in_parallel=in_parallel) as acting:
         while True:
             for slot in table:
                 if slot.play is None and waiting:
@@ -135,7 +136,7 @@ def play_in_slots(
 
 @contextlib.contextmanager
 def _acting(
-    act: Callable[[list[_Slot]], None], go_on: Callable[[list[_Slot]], None], *, beside: bool
+    act: Callable[[list[_Slot]], None], go_on: Callable[[list[_Slot]], None], *, in_parallel: bool
 ) -> Generator[Callable[..., None]]:
     """Yield a function that steps the environments of stopped slots, here or in another thread.
 
@@ -144,9 +145,9 @@ def _acting(
     Args:
       act: steps the environments of the given slots.
       go_on: called in this thread with the same slots after their step.
-      beside: whether to use a thread.
+      in_parallel: whether to use a thread.
     """
-    if not beside:
+    if not in_parallel:
 
         def at_once(stopped, table):
             act(stopped)
@@ -187,7 +188,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
         for index, slot in enumerate(table)
         if slot.play is not None and not slot.awaiting_env and not slot.tokens_left
     ]
-    begin_turns([play for *_, play in begun], chat, cache.album, room)
+    begin_turns([play for *_, play in begun], chat, room)
     for index, slot, play in begun:
         if play.over:
             slot.play = None
@@ -200,7 +201,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
             room.max_new_tokens,
         )
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
-        slot.shift = cache.shift(before)
+        slot.shift = chat.images.shift(before)
         shard, row = divmod(index, cache.rows)
         if start == len(before):
             continue
@@ -211,7 +212,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
         if start == 0 and (shard, before.tobytes()) in same:
             same[shard, before.tobytes()].rows.append(row)
             continue
-        found = PendingRead([row], start, before[start:], cache.shift(before[:start]))
+        found = PendingRead([row], start, before[start:], chat.images.shift(before[:start]))
         news[shard].append(found)
         if start == 0:
             same[shard, before.tobytes()] = found
@@ -236,14 +237,16 @@ def _decode(
         [play.member if play else 0 for play in plays],
         [len(play.turns) if play else 0 for play in plays],
     )
-    replying = DecodeBatch(
-        token=[slot.token for slot in table],
-        before=[len(slot.cached_ids) for slot in table],
-        drawn=[len(slot.sampled) for slot in table],
-        tokens_left=[slot.tokens_left for slot in table],
-        shift=[slot.shift for slot in table],
+    shift_B = np.array([slot.shift for slot in table], np.int32)
+    batch = DecodeBatch(
+        token_B=np.array([slot.token for slot in table], np.int32),
+        length_B=np.array([len(slot.cached_ids) for slot in table], np.int32),
+        drawn_B=np.array([len(slot.sampled) for slot in table], np.int32),
+        budget_B=np.array([slot.tokens_left for slot in table], np.int32),
+        keys_B=keys_B,
+        shift_B=None if chat.images.tower is None else shift_B,
     )
-    found = cache.decode(replying, keys_B, sampling, chat.stop_ids)
+    found = cache.decode(batch, sampling, chat.stop_ids)
     if found is None:
         return []
     tokens_BC, logp_BC, count_B = found

@@ -11,11 +11,8 @@ from ragen_jax.core.clean_text import last_line
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
-from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import EnvFailure, Limits, begin, observe
+from ragen_jax.rollout.env_calls import EnvFailure, begin, observe
 from ragen_jax.rollout.episode import (
-    Budgets,
     Play,
     PlaySettings,
     Room,
@@ -51,8 +48,7 @@ class Task:
 
     name: str
     label: str  # name in metrics and folders if the run has several environments, else ""
-    chat: Chat
-    environment: Environment  # problems of the training split
+    settings: PlaySettings  # to play the problems of the training split
     heldout_environment: Environment | None  # problems of the evaluation split; None: not played
     heldout: tuple[list[int], list[State | EnvFailure]] | None  # (seeds, states) of its problems
     key: jax.Array  # random key of the policy's draws and the environment's noise in training
@@ -60,17 +56,10 @@ class Task:
     collecting: CollectSettings
     group_size: int  # episodes per group
     group_rows: int  # maximum number of rows per group
-    budgets: Budgets
-    limits: Limits  # time limits of the environment
     max_error_share: float  # fraction of a step's episodes whose environment may break
-    sampling: Sampling  # in training
     eval_sampling: Sampling
-    compact: bool  # whether a rollout drops the rows of finished episodes
-    slots: int  # see configs/base.py
-    chunk: int  # see configs/base.py
     penalties: Penalties
     styles: Mapping[str, Style]  # reasoning styles that its agent imitated; {}: a single style
-    album: ImageTable | None  # the run's images; None: the model has no vision tower
     positions: int = 0  # positions of the model; 0: not known
 
     @property
@@ -78,11 +67,30 @@ class Task:
         """Number of groups per step."""
         return self.collecting.groups
 
+    @property
+    def training_settings(self) -> PlaySettings:
+        """Settings to play the training problems, with the length of their first prompts."""
+        return dataclasses.replace(self.settings, first_prompt=self.first_prompts[-1])
+
+    def heldout_settings(self, sampling: Sampling) -> PlaySettings:
+        """Return the settings to play the held-out problems.
+
+        Raises:
+          ValueError: the held-out problems were not built.
+        """
+        if self.heldout_environment is None:
+            raise ValueError(
+                f"the held-out problems of {self.name} were not built, because the config disables "
+                "evaluation; set config.eval.every above 0, or pass heldout=True to load_policy"
+            )
+        return dataclasses.replace(
+            self.training_settings, environment=self.heldout_environment, sampling=sampling
+        )
+
     def seen(self, params: Params, episodes: Sequence[Episode]) -> Params:
         """Return the parameters with the images that the episodes show, on the mesh in use."""
-        if self.album is None:
-            return params
-        return self.album.attach(params, *(turn.prompt for e in episodes for turn in e.turns))
+        prompts = (turn.prompt for episode in episodes for turn in episode.turns)
+        return self.settings.chat.images.attach(params, *prompts)
 
     @functools.cached_property
     def first_plays(self) -> list[Play]:
@@ -111,10 +119,10 @@ class Task:
         """
         seeds = first_seeds(self.collecting, LOOKED_AT)
         chunks = (
-            (part, begin(self.environment, part, self.limits))
+            (part, begin(self.settings.environment, part, self.settings.limits))
             for part in (seeds[start : start + SHOWN] for start in range(0, len(seeds), SHOWN))
         )
-        return self._first_usable(self.environment, chunks, "first training")
+        return self._first_usable(self.settings.environment, chunks, "first training")
 
     def _first_usable(
         self,
@@ -127,12 +135,13 @@ class Task:
         Raises:
           ValueError: no chunk has a playable problem.
         """
-        room = Room(self.positions, self.budgets.max_new_tokens)
+        s = self.settings
+        room = Room(self.positions, s.budgets.max_new_tokens)
         looked_at, first = 0, ""
         for seeds, states in chunks:
-            shown = observe(environment, states, self.limits)
+            shown = observe(environment, states, s.limits)
             plays = start_plays(seeds, states, shown, 1, self.key)
-            begin_turns(plays, self.chat, self.album, room)
+            begin_turns(plays, s.chat, room)
             if not all(play.error for play in plays):
                 # If a problem's environment broke, its prompt still shows the length of the rules.
                 return [play for play in plays if not is_prompt_error(play.error)]
@@ -157,19 +166,3 @@ def first_seeds(collecting: CollectSettings, count: int) -> list[int]:
     count = min(count, collecting.pool) if collecting.pool else count
     seeds, _ = draw_seeds(0, count, pool=collecting.pool, seed=collecting.seed)
     return seeds
-
-
-def play_settings(task: Task, environment: Environment, sampling: Sampling) -> PlaySettings:
-    """Return the settings to play a task in its training or held-out environment."""
-    return PlaySettings(
-        task.chat,
-        environment,
-        budgets=task.budgets,
-        sampling=sampling,
-        limits=task.limits,
-        compact=task.compact,
-        slots=task.slots,
-        chunk=task.chunk,
-        first_prompt=task.first_prompts[-1],
-        album=task.album,
-    )

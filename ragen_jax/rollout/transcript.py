@@ -69,13 +69,13 @@ def transcript(
         messages.append(_message("assistant", lead + chat.text(_said(chat, earlier))))
         role = "tool" if chat.calls(earlier) else "user"
     messages.append(_shown(role, turn, folder))
-    said = _said(chat, turn)
-    reply = chat.text(said)
+    reply_ids = _said(chat, turn)
+    reply = chat.text(reply_ids)
     asked = _ask(chat.template, tuple((m["role"], _content(m)) for m in messages), added)
     prompt = turn.prompt
     if any(earlier.images for earlier in (*shown, turn)):
         prompt = images_as_one(prompt, len(chat.token_bytes), chat.template.image_pad)
-    stopped = len(said) < len(turn.sampled)
+    stopped = len(reply_ids) < len(turn.sampled)
     closed = stopped and turn.sampled[-1] == chat.close_id
     return {
         "messages": [*messages, _message("assistant", lead + reply)],
@@ -83,7 +83,7 @@ def transcript(
         **({"images": image_files(turn, folder)} if turn.images else {}),
         "added": added,
         "prompt_exact": np.array_equal(asked, prompt),
-        "reply_exact": np.array_equal(_encode(chat.template, reply), said),
+        "reply_exact": np.array_equal(_encode(chat.template, reply), reply_ids),
         "end": CLOSED if closed else OTHER_STOP if stopped else TRUNCATED,
     }
 

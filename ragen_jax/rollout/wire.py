@@ -26,12 +26,12 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
     }
     # (shape, pixels) of an image -> its number; members of a group share many images.
     images: dict[tuple[tuple[int, ...], bytes], int] = {}
-    told = [
+    records = [
         _fields(episode, "turns") | {"turns": [_told(turn, images) for turn in episode.turns]}
         for episode in episodes
     ]
     file = io.BytesIO()
-    text = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    text = np.frombuffer(json.dumps(records).encode(), np.uint8)
     arrays["sizes"] = np.array([shape[:2] for shape, _ in images], np.int32).reshape(-1, 2)
     arrays["pixels"] = np.frombuffer(b"".join(pixels for _, pixels in images), np.uint8)
     np.savez(file, allow_pickle=False, text=text, **arrays)
@@ -41,7 +41,7 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
 def from_bytes(data: bytes) -> list[Episode]:
     """Return the episodes that `to_bytes` serialized."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        told = json.loads(file["text"].tobytes())
+        records = json.loads(file["text"].tobytes())
         arrays = {name: file[name] for name in ARRAYS}
         sizes, pixels = file["sizes"], file["pixels"]
     images, end = [], 0
@@ -49,7 +49,7 @@ def from_bytes(data: bytes) -> list[Episode]:
         start, end = end, end + 3 * height * width
         images.append(pixels[start:end].reshape(height, width, 3))
     ends = dict.fromkeys(ARRAYS, 0)
-    for episode in told:
+    for episode in records:
         for turn in episode["turns"]:
             for name in ARRAYS:
                 start, ends[name] = ends[name], ends[name] + turn[name]
@@ -58,7 +58,7 @@ def from_bytes(data: bytes) -> list[Episode]:
             turn["spans"] = tuple(map(tuple, turn["spans"]))
             turn["images"] = tuple(images[number] for number in turn["images"])
         episode["turns"] = tuple(Turn(**turn) for turn in episode["turns"])
-    return [Episode(**episode) for episode in told]
+    return [Episode(**episode) for episode in records]
 
 
 def _told(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -> dict[str, Any]:

@@ -281,18 +281,18 @@ def set_damaged_aside(directory: Path) -> list[str]:
             f"every checkpoint in {directory} is damaged ({'; '.join(bad.values())}); restore "
             "one from a backup, or give another --workdir to start again; nothing was changed"
         )
-    told = []
+    messages = []
     for step, found in bad.items():
         aside = directory.parent / "damaged"
         make_folder(aside)
         number = sum(path.name.startswith(f"{step}-") for path in aside.iterdir()) + 1
         place = directory / str(step)
         with_retries(functools.partial(place.rename, aside / f"{step}-{number}"), aside)
-        told.append(
+        messages.append(
             f"the checkpoint of step {step} is damaged ({found}); moved it to {aside}, "
             f"resuming after step {steps[-1]}"
         )
-    return told
+    return messages
 
 
 def newest(directory: Path) -> int:
@@ -360,10 +360,10 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
     Raises:
       ValueError: the run cannot resume, or only with --repair.
     """
-    told = set_damaged_aside(workdir / "checkpoints")
+    messages = set_damaged_aside(workdir / "checkpoints")
     path = workdir / "metrics.jsonl"
     if repair:
-        told += metrics_reader.repair(path)
+        messages += metrics_reader.repair(path)
     lost = metrics_reader.lost_steps(
         metrics_reader.read_metrics(path), newest(workdir / "checkpoints")
     )
@@ -376,5 +376,5 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
             )
         aside = path.with_name(metrics_reader.SET_ASIDE)
         with_retries(aside.touch, aside)  # so that the next start does not need --repair
-        told.append(listed)
-    return told
+        messages.append(listed)
+    return messages

@@ -31,7 +31,7 @@ from ragen_jax.diagnostics.cross_scoring import only_compiling
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
-from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.qwen import Qwen
@@ -114,7 +114,7 @@ def shows_images(step: StepContext) -> bool:
 
     The run may forget images while programs are still compiling.
     """
-    return any(task.album is not None for task in step.run.tasks)
+    return any(task.settings.chat.images.tower is not None for task in step.run.tasks)
 
 
 def compile_scoring(step: StepContext) -> None:
@@ -144,14 +144,14 @@ def _score(
         step.run.model,
         task.seen(step.policy, episodes),
         episodes,
-        first_turn_samples=settings.first_turn_samples,
-        trajectory_samples=settings.trajectory_samples,
-        micro_batch=settings.micro_batch,
-        seed=step.run.seed,
-        step=step.number,
-        environment=index,
+        ScopeSizes(
+            first_turn_samples=settings.first_turn_samples,
+            trajectory_samples=settings.trajectory_samples,
+            micro_batch=settings.micro_batch,
+        ),
+        ScopeKey(seed=step.run.seed, step=step.number, environment=index),
         flow=flow,
-        chat=task.chat if flow else None,
+        chat=task.settings.chat if flow else None,
         keep=keep,
     )
 
@@ -163,7 +163,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
     """
 
     def measure(index, task, episodes, return_GK):
-        environment = task.environment
+        environment = task.settings.environment
         reversible = isinstance(environment, ReversibleEnvironment)
         figures = anatomy_metrics(episodes, return_GK)
         figures |= action_metrics(
@@ -174,11 +174,11 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
             figures |= reasoning_metrics(
                 episodes,
                 environment.grounded,
-                task.chat.text,
+                task.settings.chat.text,
                 transcribe=environment.transcribe if draws else None,
             )
         if task.styles:
-            figures |= style_metrics(episodes, task.styles, task.chat.text)
+            figures |= style_metrics(episodes, task.styles, task.settings.chat.text)
         return figures
 
     return state, of_each_task(step, measure)
@@ -194,13 +194,15 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
     settings, policy = step.run.diagnosis, step.policy
 
     def measure(index, task, *_):
-        one_turn = dataclasses.replace(task.budgets, max_turns=1)
+        one_turn = dataclasses.replace(
+            task.settings, budgets=dataclasses.replace(task.settings.budgets, max_turns=1)
+        )
         episodes = play_heldout(
             step.run.model,
             policy,
-            dataclasses.replace(task, budgets=one_turn),
+            dataclasses.replace(task, settings=one_turn),
             Purpose.PROBE,
-            sampling=task.sampling,
+            sampling=task.settings.sampling,
             problems=slice(settings.probe_problems),
             samples=settings.probe_samples,
         )
@@ -209,20 +211,22 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
             step.run.model,
             seen,
             episodes,
-            first_turn_samples=len(episodes),
-            trajectory_samples=1,  # disables the trajectory scope, which needs two
-            micro_batch=settings.micro_batch,
-            seed=task.eval_seed,
-            step=0,
-            environment=index,
+            ScopeSizes(
+                first_turn_samples=len(episodes),
+                trajectory_samples=1,
+                micro_batch=settings.micro_batch,
+            ),
+            ScopeKey(seed=task.eval_seed, step=0, environment=index),
         )
-        figures |= style_metrics(episodes, task.styles, task.chat.text) if task.styles else {}
+        figures |= (
+            style_metrics(episodes, task.styles, task.settings.chat.text) if task.styles else {}
+        )
         if settings.probe_mediation:
             figures |= mediation_metrics(
                 step.run.model,
                 seen,
                 episodes,
-                filler=int(task.chat.template.plain(".")[0]),
+                filler=int(task.settings.chat.template.plain(".")[0]),
                 micro_batch=settings.micro_batch,
             )
         valid = [e.turns[0].valid for e in episodes if not e.error]
@@ -300,7 +304,7 @@ def task_gradients(
     if sound_GK is not None:
         inside_B = sound_GK.reshape(-1)[batch.episode_B]
         batch = dataclasses.replace(batch, weight_B=batch.weight_B * inside_B)
-    ids = openings(task.styles, task.chat) if task.styles else None
+    ids = openings(task.styles, task.settings.chat) if task.styles else None
     if ids:
         direction, odds["gradient/log_odds_grounded"] = log_odds_gradient(
             learner.model,
@@ -343,7 +347,7 @@ def play_groups(
         params,
         task,
         Purpose.GRADIENTS,
-        sampling=task.sampling,
+        sampling=task.settings.sampling,
         problems=slice(groups),
         samples=task.group_size,
     )

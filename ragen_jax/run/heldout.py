@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ragen_jax.algorithm.rewards import success_is_defined, turn_reward
+from ragen_jax.algorithm.rewards import episode_returns, success_is_defined
 from ragen_jax.core.progress import advance, enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.task_shares import combine_metrics
@@ -17,7 +17,7 @@ from ragen_jax.envs.types import State
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.episode import PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
-from ragen_jax.rollout.task import Task, play_settings
+from ragen_jax.rollout.task import Task
 
 
 def play_problems(
@@ -74,16 +74,12 @@ def play_heldout(
       purpose: selects the stream of random noise.
       problems: which of the held-out problems to play.
     """
-    if task.heldout_environment is None or task.heldout is None:
-        raise ValueError(
-            f"the held-out problems of {task.name} were not built, because the config disables "
-            "evaluation; set config.eval.every above 0, or pass heldout=True to load_policy"
-        )
-    seeds, states = task.heldout
+    settings = task.heldout_settings(sampling)
+    seeds, states = task.heldout or ((), ())
     return play_problems(
         model,
         params,
-        play_settings(task, task.heldout_environment, sampling),
+        settings,
         seeds[problems],
         states[problems],
         samples=samples,
@@ -119,7 +115,7 @@ def evaluate(
 
 def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:
     """Return the number of episodes of an evaluation; 0 if slots play all of them in one batch."""
-    if any(task.slots or task.chunk for task in tasks):
+    if any(task.settings.slots or task.settings.chunk for task in tasks):
         return 0
     return sum(
         len(task.heldout[0]) * (samples + sum(bool(s.openings) for s in task.styles.values()))
@@ -140,11 +136,12 @@ def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
     for name, style in task.styles.items():
         episodes = []
         for index, opening in enumerate(style.openings):
-            ids = tuple(task.chat.template.plain(opening).tolist())
+            chat = task.settings.chat
+            chat = dataclasses.replace(chat, opening=tuple(chat.template.plain(opening).tolist()))
             episodes += play_heldout(
                 model,
                 params,
-                dataclasses.replace(task, chat=dataclasses.replace(task.chat, opening=ids)),
+                dataclasses.replace(task, settings=dataclasses.replace(task.settings, chat=chat)),
                 Purpose.EVALUATE,
                 sampling=task.eval_sampling,
                 problems=slice(index, None, len(style.openings)),
@@ -177,10 +174,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
     success_NK = np.array([episode.success for episode in episodes], float).reshape(-1, samples)
     sound_NK = np.array([not episode.error for episode in episodes]).reshape(-1, samples)
     turns = [turn for episode in sound for turn in episode.turns]
-    returns = [
-        sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
-        for episode in sound
-    ]
+    returns = episode_returns(sound, format_penalty=format_penalty)
     if success_is_defined(episodes):
         success = float(success_NK[sound_NK].mean())
         low, high = wilson_interval(success_NK, sound_NK)

@@ -44,22 +44,19 @@ from ragen_jax.core.types import Array, Episode, Params, Turn
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State
 from ragen_jax.model import hf
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.model.qwen import Qwen, init_params
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.template import PromptError
 from ragen_jax.model.vision import tower as vision
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable, NoImages
 from ragen_jax.model.vision.images import Grid, preprocess
 from ragen_jax.model.vision.positions import Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
-from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.chat import Chat, images_of
 from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, begin, identify
 from ragen_jax.rollout.episode import (
     PlaySettings,
     Room,
     Sampling,
-    check_images,
-    images_of,
-    spans_of,
 )
 from ragen_jax.run import datasets
 from ragen_jax.run.heldout import play_problems
@@ -198,18 +195,18 @@ def imitate(
     model = Qwen(shape)
     params = init_params(shape, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed))
     trained: dict[str, Params] = {"model": params}
-    eyes, album, image_pad = None, None, None
+    vision_tower, images = None, NO_IMAGES
     if shape.vision is not None and shape.image_tokens is not None:
-        eyes, image_pad = VisionTower(shape.vision), shape.image_tokens.pad
+        vision_tower = VisionTower(shape.vision)
         trained["tower"] = vision.init_params(
             shape.vision, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed, 1)
         )
-        album = _album(eyes, trained, shape.vocab_size)
+        images = _image_table(vision_tower, trained, shape)
     episodes: list[Episode] = []
-    checks: dict[str, Callable[[Qwen, Params, ImageTable | None], float]] = {}
+    checks: dict[str, Callable[[Qwen, Params, ImageSource], float]] = {}
     for name, c in per_task_configs(config).items():
         environment = _environment(c)
-        chat = build_chat(c, tokenizer, environment, image_pad=image_pad)
+        chat = build_chat(c, tokenizer, environment, images=images)
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
@@ -218,7 +215,7 @@ def imitate(
             **_expert(c),
         )
         enter_phase("reading the demonstrations")
-        episodes += _as_episodes(examples, chat, album, shape.max_positions)
+        episodes += _as_episodes(examples, chat, shape.max_positions)
         seen = {example["identity"] for example in examples}
         problems = _check_problems(environment, seen, c)
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
@@ -233,7 +230,7 @@ def imitate(
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
 
-    look = None if album is None else _pictures(album, tokens_BT, w.batch)
+    look = None if isinstance(images, NoImages) else _pictures(images, tokens_BT, w.batch)
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
     opt_state = optimizer.init(trained)
 
@@ -249,10 +246,19 @@ def imitate(
             rows = order[place * w.batch : (place + 1) * w.batch]
             seen = None if look is None else look(rows)
             trained, opt_state, loss = _imitation_step(
-                model, eyes, optimizer, trained, opt_state, tokens_BT[rows], mask_BT[rows], seen
+                model,
+                vision_tower,
+                optimizer,
+                trained,
+                opt_state,
+                tokens_BT[rows],
+                mask_BT[rows],
+                seen,
             )
             if (update + 1) % w.check_every == 0:
-                now = None if eyes is None else _album(eyes, trained, shape.vocab_size)
+                now = NO_IMAGES
+                if vision_tower is not None:
+                    now = _image_table(vision_tower, trained, shape)
                 successes = {
                     name: solved(model, trained["model"], now) for name, solved in checks.items()
                 }
@@ -266,8 +272,7 @@ def imitate(
                         f"warm start: success {_listed(successes)} (temperature 1) after "
                         f"{update + 1} updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
-                    tower = None if now is None else now.tower
-                    return model, trained["model"], tokenizer, tower
+                    return model, trained["model"], tokenizer, now.tower
     raise ValueError(
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
@@ -282,7 +287,7 @@ def _success(
     states: Sequence[State],
     model: Qwen,
     params: Params,
-    album: ImageTable | None,
+    images: ImageSource,
 ) -> float:
     """Return the success rate at temperature 1 over the problems whose environment did not break.
 
@@ -292,12 +297,11 @@ def _success(
         model,
         params,
         PlaySettings(
-            chat,
+            dataclasses.replace(chat, images=images),
             environment,
             budgets=build_budgets(config),
             sampling=Sampling(temperature=1.0),
             limits=build_limits(config.env),
-            album=album,
         ),
         seeds,
         states,
@@ -330,12 +334,12 @@ class Pictures:
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "eyes", "optimizer"),
+    static_argnames=("model", "vision_tower", "optimizer"),
     donate_argnames=("trained", "opt_state"),
 )
 def _imitation_step(
     model: Qwen,
-    eyes: VisionTower | None,
+    vision_tower: VisionTower | None,
     optimizer: optax.GradientTransformation,
     trained: dict[str, Params],
     opt_state: Any,
@@ -346,7 +350,7 @@ def _imitation_step(
     """Take an Adam step on the mean negative log-likelihood of the expert's tokens.
 
     Args:
-      trained: parameters of the model and, with `eyes`, of its tower.
+      trained: parameters of the model and of its vision tower, if any.
 
     Returns:
       (trained parameters, optimizer state, loss).
@@ -354,9 +358,9 @@ def _imitation_step(
 
     def objective(trained):
         params = trained["model"]
-        if eyes is not None and seen is not None:
+        if vision_tower is not None and seen is not None:
             pixels_NPC = jnp.asarray(seen.pixels_NPC)
-            embed: Any = eyes.apply({"params": trained["tower"]}, pixels_NPC, seen.grid)
+            embed: Any = vision_tower.apply({"params": trained["tower"]}, pixels_NPC, seen.grid)
             embed_ID = embed.reshape(-1, embed.shape[-1])
             params = {**params, "images": dataclasses.replace(seen.images, embed_ID=embed_ID)}
         logp_BT = token_logps(model, params, tokens_BT)
@@ -368,24 +372,27 @@ def _imitation_step(
     return moved, opt_state, loss
 
 
-def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> ImageTable:
+def _image_table(
+    vision_tower: VisionTower, trained: dict[str, Params], shape: ModelConfig
+) -> ImageTable:
     """Return an empty image table with a copy of the tower.
 
     It needs a copy because the next update donates the tower's arrays.
     """
     now = jax.tree.map(jnp.copy, trained["tower"])
-    return ImageTable(Tower(eyes, now, tiny_images()), vocab_size)
+    pad = None if shape.image_tokens is None else shape.image_tokens.pad
+    return ImageTable(Tower(vision_tower, now, tiny_images()), shape.vocab_size, pad)
 
 
 def _pictures(
-    album: ImageTable, tokens_BT: np.ndarray, rows: int
+    images: ImageTable, tokens_BT: np.ndarray, rows: int
 ) -> Callable[[np.ndarray], Pictures]:
     """Return a function that maps the indices of `rows` rows to the images that they show.
 
     Raises:
       ValueError: there are no images, or images of several sizes.
     """
-    shown = album.shown(tokens_BT)
+    shown = images.shown(tokens_BT)
     if not shown:
         raise ValueError(
             "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
@@ -398,24 +405,22 @@ def _pictures(
             "supports one; give its environments the same config.env.options.size and tile"
         )
     (grid,), tokens = grids, shown[0].tokens
-    most = max(len(np.unique(row[row >= album.vocab_size])) for row in tokens_BT) // tokens
+    most = max(len(np.unique(row[row >= images.vocab_size])) for row in tokens_BT) // tokens
     room = rows * most
 
     def look(rows: np.ndarray) -> Pictures:
-        mets = album.shown(tokens_BT[rows])
-        patches = [preprocess(met.pixels, album.tower.images)[0] for met in mets]
+        registered = images.shown(tokens_BT[rows])
+        patches = [preprocess(x.pixels, images.tower.images)[0] for x in registered]
         pixels_NPC = np.zeros((room, *patches[0].shape), np.float32)
-        pixels_NPC[: len(mets)] = patches
-        sides = [(met.first, *album.sides(met)) for met in mets]
-        images = table(sides, np.zeros((0, 1), np.float32), room * tokens)
-        return Pictures(pixels_NPC, images, grid)
+        pixels_NPC[: len(registered)] = patches
+        sides = [(x.first, *images.sides(x)) for x in registered]
+        without_embeddings = table(sides, np.zeros((0, 1), np.float32), room * tokens)
+        return Pictures(pixels_NPC, without_embeddings, grid)
 
     return look
 
 
-def _as_episodes(
-    examples: Sequence[dict[str, Any]], chat: Chat, album: ImageTable | None, positions: int
-) -> list[Episode]:
+def _as_episodes(examples: Sequence[dict[str, Any]], chat: Chat, positions: int) -> list[Episode]:
     """Return demonstrations as the episodes that an agent would have played.
 
     Rows, masks and context modes are then the same as in RL. An episode ends before the first reply
@@ -437,7 +442,7 @@ def _as_episodes(
         if not cut:
             last_valid = index % NOTICE_EVERY != 0
             try:
-                turn = _imitated_turn(example, episodes[-1], chat, album, positions, last_valid)
+                turn = _imitated_turn(example, episodes[-1], chat, positions, last_valid)
             except PromptError as error:
                 reason, cut = reason or str(error), True
             else:
@@ -460,7 +465,6 @@ def _imitated_turn(
     example: dict[str, Any],
     turns: Sequence[Turn],
     chat: Chat,
-    album: ImageTable | None,
     positions: int,
     last_valid: bool,
 ) -> Turn:
@@ -470,12 +474,13 @@ def _imitated_turn(
       PromptError: the prompt cannot be used, as in episode.begin_turns.
     """
     observation = example["observation"]
-    check_images(observation, album)
-    if album is not None:
-        album.register(images_of(observation))
-    spans = spans_of(observation, album)
+    chat.check_images(observation)
+    chat.images.register(images_of(observation))
+    spans = chat.image_spans(observation)
     message = chat.observe(
-        observation, actions_used=chat.actions_per_turn * example["turn"], last_valid=last_valid
+        observation,
+        actions_used=chat.format.actions_per_turn * example["turn"],
+        last_valid=last_valid,
     )
     sampled = chat.reply_ids(example["reply"])
     prompt = chat.prompt_ids(turns, message, spans)

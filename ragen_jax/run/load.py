@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -26,7 +26,7 @@ from ragen_jax.core.types import Params
 from ragen_jax.model import hf, lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable
 from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.imitate import tiny_model
@@ -79,23 +79,22 @@ def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) 
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config.model, model.config, mesh)
     tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
-    eyes: dict[str, Any] = {}
+    images: ImageSource = NO_IMAGES
     if tower is None and config.model.lora.rank and config.model.lora.tower:
         raise ValueError(
             f"config.model.lora.tower is True, but the model at {path} has no vision tower; "
             "set model.lora.tower=False, or use a vision-language model"
         )
     if tower is not None and model.config.image_tokens is not None:
-        eyes["image_pad"] = model.config.image_tokens.pad
-        eyes["album"] = ImageTable(tower, model.config.vocab_size)
+        images = ImageTable(tower, model.config.vocab_size, model.config.image_tokens.pad)
     enter_phase("building the environments")
     tasks = build_tasks(
         config,
         tokenizer,
         hf.stop_ids(path),
+        images=images,
         positions=model.config.max_positions,
         heldout=heldout,
-        **eyes,
     )
     return Policy(model, params, tokenizer, tasks)
 
@@ -255,7 +254,7 @@ def save_policy(
       the directories that were written.
     """
     params, written, first = policy.params, [], policy.tasks[0]
-    tower = None if first.album is None else first.album.tower
+    tower = first.settings.chat.images.tower
     if adapters is not None:
         c = config.model.lora
         scale = c.alpha / c.rank
@@ -285,7 +284,7 @@ def save_policy(
         params,
         policy.tokenizer,
         tower=tower,
-        stop_ids=first.chat.end_ids,
+        stop_ids=first.settings.chat.end_ids,
         dtype=dtype,
     )
     return written

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-import ragen_jax
 from ragen_jax import envs
 from ragen_jax.config.build import hash_option_files
 from ragen_jax.config.per_task import per_task_configs
@@ -60,7 +59,7 @@ def provenance_of(config: Config, python: str) -> Provenance:
     """
     device = jax.devices()[0]
     platform = " ".join(device.client.platform_version.split())
-    found = {"ragen_jax": ragen_jax.__version__, "sources of ragen_jax": _our_sources()}
+    found = {"ragen_jax": _version("ragen_jax"), "sources of ragen_jax": _our_sources()}
     found |= {"python": python} | {name: _version(name) for name in PACKAGES}
     found |= {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
     found |= {
@@ -158,7 +157,7 @@ def _version(package: str) -> str:
 def _our_sources() -> str:
     """Return a hash of the modules that can change a run's numbers."""
     found = {}
-    for name, folder in (("ragen_jax", Path(ragen_jax.__file__).parent), ("envs", _envs_folder())):
+    for name, folder in (("ragen_jax", Path(__file__).parents[1]), ("envs", _envs_folder())):
         for path in folder.rglob("*.py"):
             inside = path.relative_to(folder)
             if name == "envs" or inside.parts[0] not in (*READERS, "envs", "configs"):

@@ -41,7 +41,7 @@ from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.env_calls import Clock, begin
 from ragen_jax.rollout.episode import is_prompt_error
 from ragen_jax.rollout.play import rollout
-from ragen_jax.rollout.task import Task, play_settings
+from ragen_jax.rollout.task import Task
 from ragen_jax.run.step import Played
 from ragen_jax.run.training import Run
 from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
@@ -61,9 +61,7 @@ def play(
       (TrainState updated with the played problems, `Played`, rollout/* and collect/* metrics).
     """
     clock = Clock()
-    album = run.tasks[0].album  # all tasks share the run's image table
-    if album is not None:
-        album.begin_epoch()
+    run.tasks[0].settings.chat.images.begin_epoch()  # all tasks share the run's images
     play_task = episodes_of(run, policy, clock)
     collected = [collect(task, play_task, state, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)
@@ -127,11 +125,11 @@ def episodes_of(
     """
 
     def play_task(task, seeds_G, key):
-        states_G = begin(task.environment, seeds_G, task.limits, clock)
+        states_G = begin(task.settings.environment, seeds_G, task.settings.limits, clock)
         return rollout(
             run.model,
             policy,
-            play_settings(task, task.environment, task.sampling),
+            task.training_settings,
             seeds_G,
             states_G,
             group_size=task.group_size,
@@ -211,7 +209,7 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     metrics_E = []
     for number, task in enumerate(step.run.tasks):
         groups = [g for g in np.flatnonzero(learner.environment_G == number) if g in first_G]
-        alone = task.chat.context == "single_turn"
+        alone = task.settings.chat.format.context == "single_turn"
         scored = [
             (e, u, turn)
             for e, episode in sound
@@ -224,7 +222,7 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
             continue
         reasonings = [turn.sampled[slice(*turn.reasoning)] for *_, turn in scored]
         prompts = [first_G[group] for group in groups]
-        seen = policy if task.album is None else task.album.attach(policy, *prompts)
+        seen = task.settings.chat.images.attach(policy, *prompts)
         score_MN, _ = cross_score(
             step.run.model, seen, prompts, reasonings, micro_batch=step.run.diagnosis.micro_batch
         )

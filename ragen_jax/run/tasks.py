@@ -25,7 +25,8 @@ from ragen_jax.config.per_task import per_task_configs, step_rows
 from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import main_process_first
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.task import Task
 from ragen_jax.run import datasets
 from ragen_jax.storage.cache import cache_directory
@@ -39,8 +40,7 @@ def build_tasks(
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
     *,
-    image_pad: int | None = None,
-    album: ImageTable | None = None,
+    images: ImageSource = NO_IMAGES,
     positions: int = 0,
     heldout: bool = False,
 ) -> tuple[Task, ...]:
@@ -48,8 +48,7 @@ def build_tasks(
 
     Args:
       stop_ids: token ids that end the model's replies.
-      image_pad: token id of image padding, as in `build_chat`; None: no vision tower.
-      album: the run's image table; None: no vision tower.
+      images: the run's images.
       positions: number of positions of the model, the maximum length of a prompt and its reply;
         0: not known.
       heldout: whether to build the held-out problems even if `plays_heldout` is False.
@@ -64,7 +63,7 @@ def build_tasks(
         dataclasses.replace(
             _build(
                 *(name, name if len(alone) > 1 else "", index, c),
-                *(tokenizer, stop_ids, image_pad, album, needed),
+                *(tokenizer, stop_ids, images, needed),
             ),
             positions=positions,
         )
@@ -82,8 +81,7 @@ def _build(
     config: Config,
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
-    image_pad: int | None,
-    album: ImageTable | None,
+    images: ImageSource,
     needs_heldout: bool,
 ) -> Task:
     environment = build_environment(config.env, "train")
@@ -104,8 +102,16 @@ def _build(
     return Task(
         name=name,
         label=label,
-        chat=build_chat(config, tokenizer, environment, stop_ids, image_pad),
-        environment=environment,
+        settings=PlaySettings(
+            build_chat(config, tokenizer, environment, stop_ids, images),
+            environment,
+            budgets=build_budgets(config),
+            sampling=build_sampling(config.rollout),
+            limits=limits,
+            compact=config.rollout.compact,
+            slots=config.rollout.slots,
+            chunk=config.rollout.chunk,
+        ),
         heldout_environment=heldout_environment,
         heldout=heldout,
         # The environments use the same seeds, so each needs a separate key.
@@ -114,15 +120,8 @@ def _build(
         collecting=collecting,
         group_size=config.rollout.group_size,
         group_rows=step_rows(config) // config.rollout.groups,
-        budgets=build_budgets(config),
-        limits=limits,
         max_error_share=config.env.max_error_share,
-        sampling=build_sampling(config.rollout),
         eval_sampling=build_eval_sampling(config.eval),
-        compact=config.rollout.compact,
-        slots=config.rollout.slots,
-        chunk=config.rollout.chunk,
         penalties=build_penalties(config),
         styles=build_styles(config, environment),
-        album=album,
     )

@@ -33,7 +33,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.rollout.play import compile_ahead
-from ragen_jax.rollout.task import Task, play_settings
+from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.folder import RunFolder
 from ragen_jax.run.heldout import evaluate
@@ -170,13 +170,13 @@ class Run:
     def first_look(self, policy: Params) -> None:
         """Compile the rollout programs that precompile.py leaves out; evaluate a new run."""
         for task in self.tasks if jax.process_count() > 1 else ():
-            if not task.compact:
+            if not task.settings.compact:
                 continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(
                     self.model,
                     policy,
-                    play_settings(task, task.environment, task.sampling),
+                    task.training_settings,
                     0,
                     rows=task.groups * task.group_size,
                     key=task.key,
@@ -231,7 +231,7 @@ class Run:
                 write_rollouts(
                     self.workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
                     episodes,
-                    task.chat,
+                    task.settings.chat,
                     functools.partial(turn_reward, format_penalty=task.penalties.format_penalty),
                     kept,
                 )

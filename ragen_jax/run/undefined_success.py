@@ -48,7 +48,7 @@ def lacks_success(task: "Task") -> bool:
 
     Return False if no episode ends within its actions, because success is then not known.
     """
-    environment, most = task.environment, min(task.budgets.max_actions, ACTIONS)
+    environment, most = task.settings.environment, min(task.settings.budgets.max_actions, ACTIONS)
     words = environment.actions or (TEXT,)
     for number, play in enumerate(task.first_training_plays[:EPISODES]):
         state, rng = play.state, generator(Purpose.ENVIRONMENT, play.seed)
@@ -57,7 +57,7 @@ def lacks_success(task: "Task") -> bool:
         for index in range(most):
             action = words[(index + number) % len(words)]
             job = StepRequest(state, (action,), rng, actions_left=most - index)
-            (result,) = act(environment, [job], task.limits)
+            (result,) = act(environment, [job], task.settings.limits)
             if not isinstance(result, StepResult):
                 break
             if result.done:

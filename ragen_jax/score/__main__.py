@@ -103,7 +103,7 @@ def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
     if not rows:
         first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
         raise ValueError(f"no row of {', '.join(ROLLOUTS.value)} can be used{first}")
-    if not any(said.turn.reasoning[1] for replies in spoken.values() for said in replies):
+    if not any(reply.turn.reasoning[1] for replies in spoken.values() for reply in replies):
         raise ValueError(
             f"none of {len(rows)} rows holds reasoning that ends with {encoder.closing}; set "
             "its tags with --think=OPENING,CLOSING"

@@ -46,7 +46,9 @@ def encode_rows(
     for row in rows:
         encoder.set_date(row.day or fallback)
         try:
-            spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
+            spoken[row.place] = [
+                spoken_reply for reply in row.replies for spoken_reply in encoder.replies(reply)
+            ]
         except Exception as error:  # raised by the chat template or the tokenizer
             unusable.append(broken(row.place, error))
     encoder.set_date(fallback)
@@ -80,7 +82,7 @@ def make_steps(
                 surprises.parted.append(row.place)
         episodes = []
         for group, members in enumerate(groups.values()):
-            turns_K = [[said.turn for said in spoken[row.place]] for row in members]
+            turns_K = [[spoken_reply.turn for spoken_reply in spoken[row.place]] for row in members]
             begun = [turns[0].prompt for turns in turns_K if turns[0].reasoning[1]]
             if begun:
                 common = _most_common(begun)

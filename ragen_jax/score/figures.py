@@ -12,7 +12,7 @@ from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics
-from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.score.episodes import ScoredStep
@@ -47,12 +47,13 @@ def step_metrics(
         model,
         params,
         episodes,
-        first_turn_samples=sampling.first_turn_samples or len(episodes),
-        # A scope needs two samples: 1 turns it off.
-        trajectory_samples=(sampling.trajectory_samples or len(episodes)) if several else 1,
-        micro_batch=sampling.micro_batch,
-        seed=sampling.seed,
-        step=step.number,
+        ScopeSizes(
+            first_turn_samples=sampling.first_turn_samples or len(episodes),
+            # A scope needs two samples: 1 turns it off.
+            trajectory_samples=(sampling.trajectory_samples or len(episodes)) if several else 1,
+            micro_batch=sampling.micro_batch,
+        ),
+        ScopeKey(seed=sampling.seed, step=step.number),
         flow=any(turn.answer[1] for episode in episodes for turn in episode.turns),
         keep=keep,
     )
@@ -119,9 +120,9 @@ def add_alarm(
     Args:
       settings: the config's regimes section.
     """
-    state, said, fired = init_regimes(), [], []
+    state, judged, fired = init_regimes(), [], []
     for index, row in enumerate(rows):
         state, (regime,), found = update_regimes(state, settings, [row])
-        said.append(row | regime)
+        judged.append(row | regime)
         fired += [(index, each) for each in found]
-    return said, fired
+    return judged, fired

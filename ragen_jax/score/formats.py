@@ -255,11 +255,11 @@ def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[ParsedReply, ..
     """Return a reader of records with a prompt and a reply: each text, messages, or token ids."""
 
     def read(record: Fields) -> tuple[ParsedReply, ...]:
-        shown_to, said = _prompt(record, prompt), record.get(reply)
-        if is_messages(said):
-            return _conversation(shown_to, said)
-        if isinstance(said, list) and said:
-            return (ParsedReply(shown_to, values.ids(said, reply)),)
+        shown_to, response = _prompt(record, prompt), record.get(reply)
+        if is_messages(response):
+            return _conversation(shown_to, response)
+        if isinstance(response, list) and response:
+            return (ParsedReply(shown_to, values.ids(response, reply)),)
         return (ParsedReply(shown_to, _text(record, reply), transcript=True),)
 
     return read

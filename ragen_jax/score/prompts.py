@@ -181,10 +181,10 @@ def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
         return None
     body, messages = text[len(head) : len(text) - len(tail)], []
     for mark in behind_system:
-        said, found, body = body.partition(mark)
+        system, found, body = body.partition(mark)
         if not found:
             return None
-        messages.append({"role": "system", "content": said})
+        messages.append({"role": "system", "content": system})
     # The mark between two parts is checked when the conversation is rendered again.
     parts = re.split(f"{re.escape(reply)}|{re.escape(user)}", body)
     if len(parts) % 2 == 0:  # the last part is a reply

@@ -227,7 +227,7 @@ def with_retries(write: Callable[[], T], what: object) -> T:
     Raises:
       DiskRefused: the time is over, or retrying does not help.
     """
-    begin, said = time.monotonic(), False
+    begin, reported = time.monotonic(), False
     while True:
         try:
             value = write()
@@ -238,12 +238,12 @@ def with_retries(write: Callable[[], T], what: object) -> T:
             may_pass = isinstance(refused, DiskRefused) and _cause(error) not in LASTING
             if not may_pass or time.monotonic() - begin >= _patience.seconds:
                 raise refused from error
-            if not said:
+            if not reported:
                 _patience.say(f"warning: {refused}: retrying for {_patience.seconds:g} s")
-                said = True
+                reported = True
             time.sleep(min(PAUSE, _patience.seconds))
         else:
-            if said:
+            if reported:
                 _patience.say(f"written after {time.monotonic() - begin:.0f} s")
             return value
 

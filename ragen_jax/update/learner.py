@@ -35,7 +35,7 @@ from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable, NoImages
 from ragen_jax.update.critic import ValueLoss, plan_critic, update_critic
 from ragen_jax.update.optimize import MinibatchLayout, ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
@@ -85,7 +85,7 @@ class Learner:
     # Parameters of the KL reference if they are kept separately, possibly in host memory.
     reference: Params | None
     frozen: ForwardContext | None  # the base model of LoRA training
-    album: ImageTable | None = None  # images that rows show; None: no vision tower
+    images: ImageSource = NO_IMAGES  # images that rows show
 
     @property
     def kl_reference(self) -> Params | None:
@@ -112,13 +112,13 @@ class Learner:
         Args:
           params: parameters of the state; the vision tower uses its adapters in them, if any.
         """
-        if self.album is None:
+        if isinstance(self.images, NoImages):
             return self.frozen
         frozen, base_images = self.frozen or ForwardContext(None), None
         tower = tower_adapters(params, frozen)
         if tower is not None and self.kl_coef:
-            base_images = self.album.table(tokens_BT)
-        images = self.album.table(tokens_BT, adapters=tower)
+            base_images = self.images.table(tokens_BT)
+        images = self.images.table(tokens_BT, adapters=tower)
         return dataclasses.replace(frozen, images=images, base_images=base_images)
 
     @property
@@ -133,7 +133,7 @@ def tower_adapters(params: Params, frozen: ForwardContext) -> Params | None:
 
 
 def through_tower(
-    album: ImageTable, frozen: ForwardContext, tokens_BT: np.ndarray
+    table: ImageTable, frozen: ForwardContext, tokens_BT: np.ndarray
 ) -> ParamTransform:
     """Return the transform by which an update trains the adapters of the vision tower.
 
@@ -142,13 +142,13 @@ def through_tower(
     """
 
     def forward(params):
-        images = album.table(tokens_BT, adapters=tower_adapters(params, frozen))
+        images = table.table(tokens_BT, adapters=tower_adapters(params, frozen))
         return expose_image_embeddings(params, images)
 
     def backward(params, grads):
         language = {name: x for name, x in grads.items() if name != "embeds"}
         tower = _require(tower_adapters(params, frozen))
-        return language | {"tower": album.gradient(tower, grads["embeds"], tokens_BT)}
+        return language | {"tower": table.gradient(tower, grads["embeds"], tokens_BT)}
 
     return ParamTransform(forward, backward)
 
@@ -436,8 +436,7 @@ def sampled_entropy(
         )
     )
     rows_B = np.flatnonzero((sign_G[batch.group_B] != 0) & (batch.weight_B > 0))
-    if learner.album is not None:
-        policy = learner.album.attach(policy, batch.tokens_BT)
+    policy = learner.images.attach(policy, batch.tokens_BT)
     shards = data_shards(learner.sampling_mesh)
     micro = -(-learner.micro_batch // shards) * shards
     _, entropy_BT = over_rows(
@@ -471,9 +470,9 @@ def update(
     step = int(state.step) + 1
     rows_B = _rows_of(selection.keep_GK, batch)
     read_BT = batch.tokens_BT[rows_B]
-    through = None
-    if "tower" in state.params:
-        through = through_tower(_require(learner.album), _require(learner.frozen), read_BT)
+    transform = None
+    if isinstance(learner.images, ImageTable) and "tower" in state.params:
+        transform = through_tower(learner.images, _require(learner.frozen), read_BT)
     layout = MinibatchLayout(
         learner.mesh, learner.minibatches, learner.micro_batch, learner.minibatch_rows
     )
@@ -524,7 +523,7 @@ def update(
             loss_scale=credit.loss_scale,
             ref_params=None if learner.kl_in_reward else learner.kl_reference,
             frozen=frozen,
-            through=through,
+            transform=transform,
         )
     metrics |= critic_metrics | credit.metrics
     if credit.gate_E is not None:
@@ -554,11 +553,13 @@ def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadSt
       policy: `sampling_policy` of the state; arrays that the updates will donate are copied.
     """
     with jax.set_mesh(learner.mesh):
-        held = policy
+        sampled_params = policy
         if learner.frozen is not None:
-            held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
-        held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
-    fields: dict[str, Any] = vars(state) | {"sampler": Sampler(held, state.step)}
+            sampled_params = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+        sampled_params = jax.tree.map(
+            lambda x, own: jnp.copy(x) if x is own else x, sampled_params, state.params
+        )
+    fields: dict[str, Any] = vars(state) | {"sampler": Sampler(sampled_params, state.step)}
     return AheadState(**fields)
 
 

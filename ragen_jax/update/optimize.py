@@ -325,7 +325,7 @@ def run_updates(
     state: State,
     plan: MinibatchPlan,
     rates: np.ndarray,
-    through: ParamTransform | None = None,
+    transform: ParamTransform | None = None,
 ) -> tuple[State, list[Metrics]]:
     """Take an optimizer step on each minibatch in turn.
 
@@ -347,8 +347,8 @@ def run_updates(
     start = needs_start(plan.layout.size // plan.layout.micro_batch, plan.layout.mesh)
     for minibatch, (pieces, rate) in enumerate(zip(plan.minibatches(), rates, strict=False)):
         read, found = state, []
-        if through is not None:
-            read = dataclasses.replace(state, params=through.forward(state.params))
+        if transform is not None:
+            read = dataclasses.replace(state, params=transform.forward(state.params))
         read_layout = jax.tree.map(lambda x: x.sharding, read.params)
         grads = no_gradient(read.params) if start else None
         for arrays, count in pieces:
@@ -361,8 +361,10 @@ def run_updates(
             grads, *rest = gradient(read, grads, arrays, count, minibatch)
             grads = jax.device_put(grads, read_layout)
             found.append(rest)
-        if through is not None:
-            whole = through.backward(state.params, cast(Params, grads))  # set by at least one piece
+        if transform is not None:
+            whole = transform.backward(
+                state.params, cast(Params, grads)
+            )  # set by at least one piece
             grads = jax.device_put(whole, layout[0])
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
         value = np.sum(values, dtype=np.float32)

@@ -187,6 +187,31 @@ def loss_parts(
     return parts, metrics | {"policy_loss": task}, gap
 
 
+@flax.struct.dataclass
+class PolicyLoss:
+    """The loss of a piece of a minibatch as a function of the trained parameters."""
+
+    model: Qwen = flax.struct.field(pytree_node=False)
+    settings: Loss = flax.struct.field(pytree_node=False)
+    ref_params: Params | None  # KL reference; not read when kl_coef is 0 or params are adapters
+    kl_scale: jax.Array | float = 1.0  # multiplies kl_coef
+    context: ForwardContext | None = None  # set if params are adapters or rows show images
+
+    def parts(
+        self,
+        params: Params,
+        piece: dict[str, Any],
+        unchanged: jax.Array | bool | None = None,
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
+        """Return `loss_parts` of a piece at the trained parameters."""
+        reference = self.ref_params
+        if self.context is not None:
+            params, reference = self.context.attach(params), self.context.reference(reference)
+        return loss_parts(
+            self.model, self.settings, params, reference, piece, self.kl_scale, unchanged
+        )
+
+
 @functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
 def policy_gradient(
     model: Qwen,
@@ -211,14 +236,11 @@ def policy_gradient(
       scales: (scalar that multiplies the whole loss, kl_scale of `loss_parts`).
       frozen: set if params are adapters (ref_params is then not read) or rows show images.
     """
-
     loss_scale, kl_scale = scales
+    policy_loss = PolicyLoss(model, loss, ref_params, kl_scale, frozen)
 
     def objective(params, piece):
-        reference = ref_params
-        if frozen is not None:
-            params, reference = frozen.attach(params), frozen.reference(ref_params)
-        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, kl_scale, unchanged)
+        parts, metrics, gap = policy_loss.parts(params, piece, unchanged)
         return loss_scale * sum(parts.values()), (metrics, {"logp_gap": gap})
 
     return optimize.add_gradient(objective, params, grads, pieces, count)
@@ -305,7 +327,7 @@ def update_policy(
     loss_scale: float,
     ref_params: Params | None = None,
     frozen: ForwardContext | None = None,
-    through: optimize.ParamTransform | None = None,
+    transform: optimize.ParamTransform | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Update the policy on the minibatches of an iteration.
 
@@ -326,7 +348,7 @@ def update_policy(
     """
     own = rounding_decides(loss, model.config.dtype)
     if own:
-        read = state.params if through is None else through.forward(state.params)
+        read = state.params if transform is None else transform.forward(state.params)
         whole = read if frozen is None else frozen.attach(read)
         plan = minibatch_logps(plan, model, whole, temperature=loss.temperature)
 
@@ -344,7 +366,7 @@ def update_policy(
             unchanged=np.bool_(minibatch == 0) if own else None,
         )
 
-    state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, through)
+    state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, transform)
     metrics = optimize.averaged(history, prefix="update")
     if history:
         metrics["update/real_share"] = plan.real_share

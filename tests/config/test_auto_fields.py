@@ -251,7 +251,7 @@ def test_a_run_resumed_on_another_day_has_the_same_prompts(
         code, _, err = call("ragen_jax.evaluate", *words)
         assert code == 0, err
     assert call("ragen_jax.export", own)[0] == 0
-    texts = [tokenizer.decode(tasks[0].chat.template.begin("x")) for tasks in shown]
+    texts = [tokenizer.decode(tasks[0].settings.chat.template.begin("x")) for tasks in shown]
     days = ["25 Nov 2026", "28 Nov 2026", "06 May 2024", "25 Nov 2026"]
     assert [text[12:23] for text in texts] == days
     assert json.loads((tmp_path / "model.json").read_text())["date"] == "2024-05-06"

@@ -73,9 +73,9 @@ def outcome(tmp_path_factory):
             decoded.append(len(keys_B))
             return decode(model, params, segment, logits, keys_B, *args, **settings)
 
-        def chunk_seen(model, params, pages, token_B, *args, chunk, **settings):
-            served.append((len(token_B), chunk))
-            return decode_chunk(model, params, pages, token_B, *args, chunk=chunk, **settings)
+        def chunk_seen(model, params, pages, batch, temperature, *, settings):
+            served.append((len(batch.token_B), settings.max_tokens))
+            return decode_chunk(model, params, pages, batch, temperature, settings=settings)
 
         def blocks_seen(N, M, micro_batch, shards=1):
             if not threading.current_thread().name.startswith(THREAD):  # which compiles alone

@@ -211,11 +211,11 @@ def imitated(tmp_path_factory):
             episodes.extend(found)
             return make_batch(episodes)
 
-        def step_seen(model, eyes, optimizer, trained, opt_state, tokens_BT, *others):
+        def step_seen(model, vision_tower, optimizer, trained, opt_state, tokens_BT, *others):
             shapes.append(model.config)
             held.append(jax.device_get(trained["model"]))
             batches.append(tokens_BT)
-            return step(model, eyes, optimizer, trained, opt_state, tokens_BT, *others)
+            return step(model, vision_tower, optimizer, trained, opt_state, tokens_BT, *others)
 
         def play_seen(model, params, settings, seeds, states, **others):
             checked.append(len(seeds))

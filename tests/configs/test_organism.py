@@ -68,7 +68,7 @@ def test_a_reply_that_is_begun_goes_on_as_if_the_agent_had_begun_it(agent):
     config.eval.update(episodes=256, temperature=0.001)  # enough for some success
     (task,) = build_tasks(config, agent.tokenizer, ())
     lost = Style(re.compile("x"), lambda *_: "x", ("√", "√"))
-    styles = {"grounded": task.environment.styles["grounded"], "lost": lost}
+    styles = {"grounded": task.settings.environment.styles["grounded"], "lost": lost}
     task = dataclasses.replace(task, styles=styles)
     with jax.set_mesh(make_mesh(data=1, fsdp=1, tensor=1)):
         metrics, (episodes,) = evaluate(agent.model, agent.params, [task])

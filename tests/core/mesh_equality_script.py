@@ -30,7 +30,8 @@ from ragen_jax.model.qwen import logits
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
-from ragen_jax.update.policy import Loss, init_state
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.policy import Loss, PolicyLoss, init_state
 
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=22)
 KEY = jax.random.key(3)
@@ -102,16 +103,12 @@ def bucket_norms(model, params, episodes, mesh):
     batch, advantage_BT, reference = training_rows(params, episodes)
     with jax.set_mesh(mesh):
         found = bucket_gradients(
-            model,
-            LOSS,
+            PolicyLoss(model, LOSS, reference),
             params,
-            reference,
             batch,
             advantage_BT,
             np.arange(GROUPS) % 2,
-            mesh=mesh,
-            micro_batch=32,
-            group_rows=MEMBERS * BUDGETS.max_turns,
+            MinibatchLayout(mesh, GROUPS, 32, MEMBERS * BUDGETS.max_turns),
         )
     return np.array([[row[f"{part}_norm"] for part in PARTS] for row in found.values()])
 

@@ -172,7 +172,7 @@ def play_training(lake, steps):
     """(`Watched` environment, keys of the rollouts) of a run's steps, played as train.py does."""
     config, model, params, tokenizer = lake
     (task,) = build_tasks(config, tokenizer, hf.stop_ids(config.model.path))
-    watched, keys = Watched(task.environment), []
+    watched, keys = Watched(task.settings.environment), []
     copy = jax.tree.map(lambda x: x + 0, params)
     _, state = build_learner(config, model, copy, make_mesh(data=1, fsdp=1, tensor=1))
 
@@ -182,13 +182,13 @@ def play_training(lake, steps):
             model,
             params,
             PlaySettings(
-                task.chat,
+                task.settings.chat,
                 watched,
                 budgets=build_budgets(config),
                 sampling=Sampling(temperature=1.0),
             ),
             seeds_G,
-            [task.environment.reset(seed) for seed in seeds_G],
+            [task.settings.environment.reset(seed) for seed in seeds_G],
             group_size=config.rollout.group_size,
             key=key,
         )

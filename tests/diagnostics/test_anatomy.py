@@ -17,7 +17,7 @@ from ragen_jax.envs import ENVS
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import IMAGE, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 
 pytestmark = pytest.mark.fast
 
@@ -189,10 +189,7 @@ def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
     chat = make_chat(
         tokenizer,
         environment,
-        context="single_turn",
-        prompt=prompt,
-        actions_per_turn=2,
-        max_actions=10,
+        ChatFormat(context="single_turn", prompt=prompt, actions_per_turn=2, max_actions=10),
     )
 
     def turn(shown, thought):
@@ -234,10 +231,7 @@ def test_styles_by_hand(make_turn, make_episode):
     chat = make_chat(
         tokenizer,
         Sokoban(),
-        context="single_turn",
-        prompt="terse",
-        actions_per_turn=2,
-        max_actions=10,
+        ChatFormat(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=10),
     )
 
     def turn(reply):

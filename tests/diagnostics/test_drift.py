@@ -14,7 +14,8 @@ from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.envs.styles import Style, sentences
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.policy import ForwardContext
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.policy import ForwardContext, PolicyLoss
 
 G, K = 4, 3
 IDS = ((3,), (5, 6, 9))
@@ -79,8 +80,9 @@ def test_a_small_step_moves_the_log_odds_by_the_pull(policy, mesh, batch):
 
     def pulls(bucket_G):
         return bucket_gradients(
-            *(model, loss, params, None, batch, advantage_BT, np.array(bucket_G)),
-            **dict(mesh=mesh, micro_batch=4, group_rows=K, direction=direction),
+            *(PolicyLoss(model, loss, None), params, batch, advantage_BT, np.array(bucket_G)),
+            MinibatchLayout(mesh, G, 4, K),
+            direction=direction,
         )
 
     (whole,) = pulls([0] * G).values()

@@ -18,7 +18,7 @@ from ragen_jax.diagnostics.flow import (
     score_flow,
 )
 from ragen_jax.diagnostics.intervals import jackknife
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
@@ -380,9 +380,9 @@ def test_a_trained_actor(config, make_turn, make_episode, reads):
         for k in range(4):
             z = rng.integers(len(Z))
             episodes.append(make_episode(x, k, [turn_of(make_turn, x, len(X) + z, pick(x, z))]))
-    options = dict(first_turn_samples=24, trajectory_samples=24, micro_batch=64, seed=0, step=5)
-    metrics = collapse_metrics(model, params, episodes, **options, flow=True)
-    plain = collapse_metrics(model, params, episodes, **options)
+    sizes = ScopeSizes(first_turn_samples=24, trajectory_samples=24, micro_batch=64)
+    metrics = collapse_metrics(model, params, episodes, sizes, ScopeKey(0, 5), flow=True)
+    plain = collapse_metrics(model, params, episodes, sizes, ScopeKey(0, 5))
     flow = {name: value for name, value in metrics.items() if name.startswith("flow/")}
     assert metrics.keys() - flow.keys() == plain.keys()
     for name, value in plain.items():

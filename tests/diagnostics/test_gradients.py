@@ -23,7 +23,8 @@ from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, var
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.policy import ForwardContext, init_state, loss_parts
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.policy import ForwardContext, PolicyLoss, init_state, loss_parts
 
 G, K = 5, 3
 
@@ -187,12 +188,13 @@ def rows(policy):
     return batch, return_GK, advantage[:, None] * batch.mask_BT
 
 
-def report(policy, mesh, batch, advantage, bucket_G, *, loss=LOSS, **settings):
+def report(
+    policy, mesh, batch, advantage, bucket_G, *, loss=LOSS, micro_batch=2, group_rows=K + 1, **rest
+):
     model, params, reference = policy
-    settings = dict(mesh=mesh, micro_batch=2, group_rows=K + 1) | settings
-    return bucket_gradients(
-        model, loss, params, reference, batch, advantage, np.array(bucket_G), **settings
-    )
+    layout = MinibatchLayout(mesh, len(bucket_G), micro_batch, group_rows)
+    given = PolicyLoss(model, loss, reference, **rest), params, batch, advantage
+    return bucket_gradients(*given, np.array(bucket_G), layout)
 
 
 def flat(tree):
@@ -309,8 +311,8 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
         weights=weights,
     )
     pieces = jax.tree.map(lambda x: x.reshape(3, 7, T), pieces)
-    parts = jax.jit(gradients.part_gradients, static_argnums=(0, 1))(
-        model, loss, params, reference, pieces, np.int32(3), 0.7
+    parts = jax.jit(gradients.part_gradients)(
+        PolicyLoss(model, loss, reference, 0.7), params, pieces, np.int32(3)
     )
     names = gradients.part_names(loss)
     assert all(len(x) == len(names) for x in jax.tree.leaves(parts))
@@ -382,7 +384,7 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "down"))
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
     frozen = ForwardContext(params, np.float32(1.5))
-    found = report((model, adapters, None), mesh, batch, advantage, [0] * G, frozen=frozen)
+    found = report((model, adapters, None), mesh, batch, advantage, [0] * G, context=frozen)
     piece = dict(
         tokens=batch.tokens_BT,
         logp=batch.logp_BT,

@@ -16,11 +16,11 @@ from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals
 from ragen_jax.diagnostics.permutation import retrieval_p
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 
 V = 40  # ids 0..31 may name a prompt
 FILLER = [39, 38, 37]
@@ -187,21 +187,14 @@ def forms(policy, tokenizer, observe, make_turn, make_episode, *, context="full"
     chat = make_chat(
         tokenizer,
         Sokoban(),
-        context=context,
-        window=2,
-        prompt="terse",
-        actions_per_turn=1,
-        max_actions=9,
+        ChatFormat(context=context, window=2, prompt="terse", actions_per_turn=1, max_actions=9),
     )
     episodes = play(policy, chat, observe, make_turn, make_episode, seed=seed)
     found = collapse_metrics(
         *policy,
         episodes,
-        first_turn_samples=32,
-        trajectory_samples=32,
-        micro_batch=256,
-        seed=seed,
-        step=1,
+        ScopeSizes(first_turn_samples=32, trajectory_samples=32, micro_batch=256),
+        ScopeKey(seed=seed, step=1),
         flow=True,
         chat=chat,
     )

@@ -17,6 +17,8 @@ from ragen_jax.diagnostics.information import information_metrics, within_metric
 from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.diagnostics.scopes import (
+    ScopeKey,
+    ScopeSizes,
     collapse_metrics,
     first_turns,
     reasoning_ids,
@@ -150,8 +152,8 @@ def test_draws_depend_on_seed_step_and_environment_alone(episodes, monkeypatch):
     monkeypatch.setattr(scopes, "cross_score", cross_score)
 
     def draw(**words):
-        options = dict(first_turn_samples=8, trajectory_samples=10, micro_batch=4)
-        collapse_metrics(None, None, episodes, **options, **words)
+        sizes = ScopeSizes(first_turn_samples=8, trajectory_samples=10, micro_batch=4)
+        collapse_metrics(None, None, episodes, sizes, ScopeKey(**words))
         return drawn[-1]  # the trajectory scope comes last
 
     words = [
@@ -188,7 +190,7 @@ def test_trajectory_turns_skip_empty_reasonings(episodes):
 
 # ---- metrics ------------------------------------------------------------------------------------
 
-OPTIONS = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4)
+SIZES = ScopeSizes(first_turn_samples=8, trajectory_samples=20, micro_batch=4)
 
 
 def random_scores(model, params, prompts, reasonings, *, micro_batch):
@@ -229,7 +231,7 @@ def figures_of(scope, scores, sample, ids, index, **case):
 
 def test_figures_are_of_the_scopes_own_scores_prompts_groups_and_depths(episodes, monkeypatch):
     monkeypatch.setattr(scopes, "cross_score", random_scores)
-    got = collapse_metrics(None, None, episodes, **OPTIONS, seed=3, step=7, chat=BareChat())
+    got = collapse_metrics(None, None, episodes, SIZES, ScopeKey(3, 7), chat=BareChat())
     first = first_turns(episodes, samples=8)
     later = trajectory_turns(episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 3, 7))
     depth_N = [t for _, _, t in named(later.turns)]
@@ -265,11 +267,10 @@ def test_which_forms_there_are(episodes, monkeypatch):
         return random_scores(*args, **keywords)
 
     monkeypatch.setattr(scopes, "cross_score", counted)
-    words = dict(seed=0, step=0)
 
     def forms(episodes, **options):
         calls.clear()
-        found = collapse_metrics(None, None, episodes, **OPTIONS, **words, **options)
+        found = collapse_metrics(None, None, episodes, SIZES, ScopeKey(0, 0), **options)
         return {name.split("/")[1] for name in found}, len(calls)
 
     plain = {"first_turn", "trajectory", "trajectory_within_depth"}
@@ -314,9 +315,10 @@ def test_forms_of_real_rollouts(agent, context):
         group_size=4,
         key=jax.random.key(3),
     )
-    options = dict(first_turn_samples=16, trajectory_samples=16, micro_batch=64, seed=3, step=7)
-    found = collapse_metrics(agent.model, agent.params, episodes, **options, flow=True, chat=chat)
-    plain = collapse_metrics(agent.model, agent.params, episodes, **options)
+    sizes = ScopeSizes(first_turn_samples=16, trajectory_samples=16, micro_batch=64)
+    given = agent.model, agent.params, episodes, sizes, ScopeKey(3, 7)
+    found = collapse_metrics(*given, flow=True, chat=chat)
+    plain = collapse_metrics(*given)
     forms = {name.split("/")[1] for name in found}
     stripped = {"trajectory_stripped", "trajectory_stripped_within_depth"}
     assert {name.split("/")[1] for name in plain} == forms - stripped

@@ -19,7 +19,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import template
 from ragen_jax.model.template import parse_chat_template, plain_ids
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
+from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, make_chat, token_bytes
 from ragen_jax.rollout.transcript import transcript
 
 MARKS = ("system mark", "user mark 1", "reply mark", "user mark 2")
@@ -74,7 +74,12 @@ def joined(tokenizer, ids):
 def chat_of(tokenizer, instructions="", **options):
     environment = SimpleNamespace(actions=(), instructions=instructions)
     options = dict(context="full", prompt="terse", actions_per_turn=1, max_actions=1) | options
-    return make_chat(tokenizer, environment, **options)
+    return make_chat(tokenizer, environment, ChatFormat(**options))
+
+
+def in_context(chat, context):
+    """The chat, with another context."""
+    return dataclasses.replace(chat, format=dataclasses.replace(chat.format, context=context))
 
 
 # ---- what is control ----------------------------------------------------------------------------
@@ -483,7 +488,7 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
                 chats[prompt] = (
                     texts,
                     places,
-                    [dataclasses.replace(chat, context=context) for context in CONTEXTS],
+                    [in_context(chat, context) for context in CONTEXTS],
                 )
             close = f.tokenizer.convert_ids_to_tokens(chat.close_id)
         messages = [hostile(draw, f.control) for _ in range(MESSAGES)]
@@ -500,10 +505,11 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
             closed = between.removeprefix(close)
             places[closed] = places[between][1:]
             for chat in of_contexts:
+                form = chat.format
                 turns = []
                 for number, message in enumerate(messages):
                     prompt = chat.prompt_ids(turns, message)
-                    first = number + 1 - CONTEXTS[chat.context](number + 1, chat.window)
+                    first = number + 1 - CONTEXTS[form.context](number + 1, form.window)
                     expected = shown(opening, messages[first])
                     for turn, after in zip(turns[first:], messages[first + 1 :], strict=False):
                         ids = turn.sampled.tolist()
@@ -514,7 +520,7 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
                         expected += shown(closed if ended else between, after)
                     assert tuple(i for i in prompt.tolist() if i in control) == expected.control
                     assert b"".join(token_bytes_V[i] for i in prompt) == expected.text
-                    if chat.context == "single_turn":
+                    if chat.format.context == "single_turn":
                         old = encode(f.tokenizer, as_text(opening + message + middle))
                         if tuple(i for i in old if i in control) == expected.control:
                             assert prompt.tolist() == old

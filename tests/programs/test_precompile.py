@@ -1,6 +1,7 @@
 """Programs compiled before they are needed: a run finds them, and waits for none later."""
 
 import collections
+import dataclasses
 import re
 import threading
 
@@ -22,7 +23,6 @@ from ragen_jax.programs import monitor as compiling
 from ragen_jax.programs import precompile
 from ragen_jax.programs.precompile import PlannedProgram, Precompiler, start_programs
 from ragen_jax.rollout.env_calls import begin
-from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.play import rollout
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import load_policy
@@ -133,11 +133,9 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
             rollout(
                 model,
                 policy,
-                PlaySettings(
-                    task.chat, task.environment, budgets=task.budgets, sampling=task.sampling
-                ),
+                dataclasses.replace(task.settings, compact=True, slots=0, chunk=0),
                 list(range(9)),
-                begin(task.environment, list(range(9)), task.limits),
+                begin(task.settings.environment, list(range(9)), task.settings.limits),
                 group_size=8,
                 key=task.key,
             )

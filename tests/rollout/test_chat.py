@@ -18,7 +18,7 @@ from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.template import NOTICE
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, Reply, make_chat, token_bytes
+from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, Reply, make_chat, token_bytes
 
 pytestmark = pytest.mark.fast
 
@@ -43,9 +43,10 @@ ODD_TEXTS = [
 ]
 
 
-def terse(tokenizer, game=GAME, **changes):
+def terse(tokenizer, game=GAME, extra_stop_ids=(), **changes):
     options = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
-    return make_chat(tokenizer, game, **(options | changes))
+    format = ChatFormat(**(options | changes))
+    return make_chat(tokenizer, game, format, extra_stop_ids=extra_stop_ids)
 
 
 def text_answers(tokenizer, **changes):

@@ -17,7 +17,7 @@ from ragen_jax.model.template import PromptError
 from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.rollout import play as play_file
 from ragen_jax.rollout import sample
-from ragen_jax.rollout.chat import CONTEXTS, make_chat
+from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, make_chat
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 
@@ -28,7 +28,7 @@ KEY = jax.random.key(3)
 
 def chat_of(agent, context, **limits):
     options = dict(prompt="terse", actions_per_turn=2, max_actions=10) | limits
-    return make_chat(agent.tokenizer, agent.environment, context=context, **options)
+    return make_chat(agent.tokenizer, agent.environment, ChatFormat(context=context, **options))
 
 
 def play(
@@ -36,7 +36,7 @@ def play(
 ):
     chat = chat_of(agent, context, **(limits or {}))
     turns = GROWING if context == "full" else BUDGETS.max_turns
-    budgets = dataclasses.replace(BUDGETS, max_actions=chat.max_actions, max_turns=turns)
+    budgets = dataclasses.replace(BUDGETS, max_actions=chat.format.max_actions, max_turns=turns)
     return rollout(
         agent.model,
         agent.params,
@@ -285,7 +285,7 @@ def test_a_problem_whose_prompt_cannot_be_used_breaks_its_group_alone(agent, slo
     seeds = [1, 2, 3]
     long = "#" * 200
     environment = type(agent.environment)()
-    chat = dataclasses.replace(chat_of(agent, "single_turn"), max_prompt=120)
+    chat = chat_of(agent, "single_turn", max_prompt=120)
     shown = {}
 
     class OneBad:

@@ -38,7 +38,7 @@ class Met:
         self.shapes["extend", segment, reply, tokens_BE.shape, capacity] += 1
         return (len(rows_B), capacity), None
 
-    def decode(self, model, params, segment, logits, keys_B, budget_B, temperature, **settings):
+    def decode(self, model, params, segment, logits, keys_B, budget_B, temperature, *, settings):
         rows = len(keys_B)
         self.shapes["decode", segment, rows] += 1
         tokens_BT, logp_BT, count_B = self.replies(np.full(rows, TOKENS), TOKENS)
@@ -110,9 +110,9 @@ class MetInSlots:
         self.shapes["fold", page, new, len(reader_B)] += 1
         return page
 
-    def decode_chunk(
-        self, model, params, held, token, before, drawn, left, keys, heat, *, chunk, **_
-    ):
+    def decode_chunk(self, model, params, held, batch, heat, *, settings):
+        token, before, chunk = batch.token_B, batch.length_B, settings.max_tokens
+        drawn, left, keys = batch.drawn_B, batch.budget_B, batch.keys_B
         self.shapes["decode_chunk", tuple(held), len(token), chunk] += 1
         assert before[left > 0].max() <= sum(size for _, size in held)
         tokens_BC = np.full((len(token), chunk), 2, np.int32)
@@ -216,8 +216,8 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
         elif name == "read":
             found.add((name, tuple(map(page, args[2])), args[-1].shape))
         elif name == "decode_chunk":
-            rows = args[3].shape[0]
-            found.add((name, tuple(map(page, args[2])), rows, program.keywords["chunk"]))
+            rows, chunk = args[3].token_B.shape[0], program.keywords["settings"].max_tokens
+            found.add((name, tuple(map(page, args[2])), rows, chunk))
     met_in = met_shapes(monkeypatch, 0.1, steps=3, slots=96)
     assert {shape for shape in met_in if shape[0] != "update"} <= found
     assert listed[-1].lower().out_info is not None  # any of them can be compiled from it

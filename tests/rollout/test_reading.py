@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reading import read_one_by_one
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 
 pytestmark = pytest.mark.fast
 
@@ -46,11 +46,11 @@ WELL_FORMED = "so</think> \n<answer>Up</answer>\n"
 def chats(name):
     """Chats of one family: of a game, of texts, and with tools where its template knows them."""
     tokenizer = family(name).tokenizer
-    options = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
-    made = [make_chat(tokenizer, GAME, **options), make_chat(tokenizer, SUM, **options)]
+    format = ChatFormat(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
+    made = [make_chat(tokenizer, GAME, format), make_chat(tokenizer, SUM, format)]
     if name == "qwen":
         before, tokenizer.chat_template = tokenizer.chat_template, TOOL_TEMPLATE
-        made.append(make_chat(tokenizer, FINDER, **options))
+        made.append(make_chat(tokenizer, FINDER, format))
         tokenizer.chat_template = before
     return made
 

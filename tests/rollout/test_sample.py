@@ -50,9 +50,7 @@ def sample_replies(policy, tokens, length, *, members=1, budget=6, temperature=1
         keys,
         np.full(rows, budget, np.int32),
         np.float32(temperature),
-        max_new_tokens=6,
-        stop_ids=(STOP,),
-        **options,
+        settings=sample.DecodeSettings(max_tokens=6, stop_ids=(STOP,), **options),
     )
 
 
@@ -113,8 +111,7 @@ def test_rows_have_their_own_budgets_and_padding_rows_sample_nothing(policy):
         keys,
         np.array([0, 1, 3, 6], np.int32),
         np.float32(1.0),
-        max_new_tokens=6,
-        stop_ids=(V + 1,),  # never sampled
+        settings=sample.DecodeSettings(max_tokens=6, stop_ids=(V + 1,)),  # never sampled
     )
     assert found.count_B.tolist() == [0, 1, 3, 6]
     assert found.reply.length_N.tolist() == [0, 0, 2, 5]  # the last token is not in the cache
@@ -135,8 +132,7 @@ def test_a_row_samples_the_same_whatever_its_place_and_company(policy):
             keys[np.array(order)],
             np.full(len(order), 6, np.int32),
             np.float32(1.0),
-            max_new_tokens=6,
-            stop_ids=(STOP,),
+            settings=sample.DecodeSettings(max_tokens=6, stop_ids=(STOP,)),
         )
         return {row: found.tokens_BT[i].tolist() for i, row in enumerate(order)}
 

@@ -18,12 +18,13 @@ from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import chunks, pages, slots
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.collect import collect
-from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
+from ragen_jax.rollout.env_calls import Clock, Limits
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling, start_plays
 from ragen_jax.rollout.expected import expected_lengths, expected_programs
 from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.sample import DecodeSettings
 from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
@@ -50,37 +51,37 @@ def played_by(name, context, **limits):
     chat = make_chat(
         tokenizer,
         environment,
-        context=context,
-        prompt="terse",
-        actions_per_turn=2,
-        max_actions=BUDGETS.max_actions,
-        **limits,
+        ChatFormat(
+            context=context,
+            prompt="terse",
+            actions_per_turn=2,
+            max_actions=BUDGETS.max_actions,
+            **limits,
+        ),
     )
     more = tuple(range(10, 20))
     task = types.SimpleNamespace(
         name=name,
-        chat=dataclasses.replace(chat, stop_ids=chat.stop_ids + more),
-        environment=environment,
+        settings=PlaySettings(
+            dataclasses.replace(chat, stop_ids=chat.stop_ids + more),
+            environment,
+            budgets=BUDGETS,
+            sampling=Sampling(temperature=1.0),
+        ),
         collecting=CollectSettings(
             groups=7, max_rounds=1, pool=0, seed=SEED, explore=1.0, explore_least=0.01
         ),
         key=stream_key(Purpose.PLAY, SEED, 0),
         group_size=5,
-        budgets=BUDGETS,
-        sampling=Sampling(temperature=1.0),
-        compact=True,
-        slots=0,
-        chunk=0,
-        first_prompts=(0,),
-        album=None,
-        limits=NO_LIMITS,
     )
     return Qwen(config), params, task
 
 
 def collected(model, params, task, clock=None, **changes):
     """The episodes of a step."""
-    changed = types.SimpleNamespace(**(vars(task) | changes))
+    settings = dataclasses.replace(task.settings, **changes)
+    changed = types.SimpleNamespace(**vars(task))
+    changed.settings = changed.training_settings = settings
     state = types.SimpleNamespace(seed_cursor={task.name: 3}, streak_P=None)
     play = episodes_of(types.SimpleNamespace(model=model), params, clock)
     return collect(changed, play, state, 1).episodes
@@ -145,9 +146,9 @@ class Waiting:
 def test_environments_step_while_the_device_decodes(monkeypatch):
     model, params, task = played_by("frozen_lake", "full")
     task = types.SimpleNamespace(**vars(task))
-    chat = task.chat
+    chat = task.settings.chat
     # Every reply runs an action, which tells when its step is taken.
-    action = task.environment.actions[0]
+    action = task.settings.environment.actions[0]
     read = type(chat).read
     monkeypatch.setattr(
         type(chat),
@@ -159,7 +160,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     decode = pages.decode_chunk
 
     def seen(*args, **settings):
-        calls.append(int((np.asarray(args[6]) > 0).sum()))
+        calls.append(int((np.asarray(args[3].budget_B) > 0).sum()))
         if len(calls) == 2:  # the first replies have stopped, and their steps are under way
             gone_on.set()
         return decode(*args, **settings)
@@ -173,7 +174,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
 
     monkeypatch.setattr(pages, "decode_chunk", seen)
     monkeypatch.setattr(slots, "act_on", act_on_seen)
-    waiting = Waiting(task.environment, gone_on)
+    waiting = Waiting(task.settings.environment, gone_on)
     limits = Limits(time_limit=600.0, workers=2)
     ours = collected(
         model, params, task, Clock(), environment=waiting, limits=limits, slots=30, chunk=3
@@ -195,9 +196,9 @@ def test_a_broken_environment_ends_its_own_episode_alone():
     def reset(seed):
         if seed == broken:
             raise RuntimeError("no such lake")
-        return task.environment.reset(seed)
+        return task.settings.environment.reset(seed)
 
-    environment = Breaks(task.environment, None)
+    environment = Breaks(task.settings.environment, None)
     environment.reset = reset
     theirs = collected(model, params, task, environment=environment)
     ours = collected(model, params, task, environment=environment, slots=8)
@@ -210,15 +211,13 @@ def test_a_broken_environment_ends_its_own_episode_alone():
 def test_held_out_problems_take_slots_in_turn():
     model, params, task = played_by("sokoban", "single_turn")
     seeds = [SEED << 32 | n for n in range(9)]
-    states = [task.environment.reset(seed) for seed in seeds]
+    states = [task.settings.environment.reset(seed) for seed in seeds]
 
     def play(**served):
         return play_problems(
             model,
             params,
-            PlaySettings(
-                task.chat, task.environment, budgets=BUDGETS, sampling=task.sampling, **served
-            ),
+            dataclasses.replace(task.settings, **served),
             seeds,
             states,
             samples=2,
@@ -240,11 +239,9 @@ def play_seeds(model, params, task, numbers, *, group_size, **settings):
     return rollout(
         model,
         params,
-        PlaySettings(
-            task.chat, task.environment, budgets=BUDGETS, sampling=task.sampling, **settings
-        ),
+        dataclasses.replace(task.settings, **settings),
         seeds,
-        [task.environment.reset(seed) for seed in seeds],
+        [task.settings.environment.reset(seed) for seed in seeds],
         group_size=group_size,
         key=task.key,
     )
@@ -286,15 +283,17 @@ def test_programs_are_known_before(monkeypatch):
 
     served = dict(slots=96, chunk=4)
     seeds = [SEED << 32 | n for n in range(4)]
-    shown = [task.environment.render(task.environment.reset(seed)) for seed in seeds]
+    shown = [
+        task.settings.environment.render(task.settings.environment.reset(seed)) for seed in seeds
+    ]
     plays = start_plays(seeds, seeds, shown, 1, task.key)
-    lengths = expected_lengths(task.chat, plays, BUDGETS)
+    lengths = expected_lengths(task.settings.chat, plays, BUDGETS)
     cache = dict(max_new_tokens=BUDGETS.max_new_tokens, compact=True, prompt=lengths.prompts[0])
     listed = expected_programs(
         *(model, params, pages.cache_sizes(episodes=140, **served, **cache), lengths),
         max_new_tokens=BUDGETS.max_new_tokens,
-        sampling=task.sampling,
-        stop_ids=task.chat.stop_ids,
+        sampling=task.settings.sampling,
+        stop_ids=task.settings.chat.stop_ids,
     )
     found = {called(x.function.__name__, x.args, x.keywords) for x in listed}
     assert len(found) == len({x.name for x in listed}) == len(listed) <= 32
@@ -406,7 +405,8 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     heat, first = (jax.ShapeDtypeStruct((), kind) for kind in (jnp.float32, jnp.int32))
     with optimised():
         decode = chunks.decode_chunk.lower(
-            model, params, held, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
+            *(model, params, held, chunks.DecodeBatch(*[ints(B)] * 4, keys_B=keys), heat),
+            settings=DecodeSettings(max_tokens=16, stop_ids=(1,)),
         )
         fold = chunks.fold.lower(held[-1], page(R, E), first, ints(R), ints(R), ints(B))
         read = chunks.read.lower(model, params, held, ints(R), ints(R), ints(R, E))

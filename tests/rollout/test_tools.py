@@ -10,7 +10,7 @@ from chat_families import QWEN, family
 from chat_families import TOOL_TEMPLATE as TEMPLATE
 
 from ragen_jax.model.template import parse_chat_template
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.transcript import transcript
 
 pytestmark = pytest.mark.fast
@@ -41,7 +41,7 @@ def environment(tools=(SCHEMA,)):
 
 def chat_of(tags="calls", template=TEMPLATE, tools=(SCHEMA,), **changes):
     options = dict(context="full", prompt="full", actions_per_turn=1, max_actions=4) | changes
-    return make_chat(tokenizer_of(tags, template), environment(tools), **options)
+    return make_chat(tokenizer_of(tags, template), environment(tools), ChatFormat(**options))
 
 
 def reply(chat, text):

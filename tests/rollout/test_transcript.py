@@ -11,7 +11,7 @@ from vision_chats import pieces, seeing_chat
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import IMAGE
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, make_chat
+from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, make_chat
 from ragen_jax.rollout.transcript import images_as_one, transcript
 
 pytestmark = pytest.mark.fast
@@ -24,7 +24,7 @@ TOKENIZERS["tiny"] = build_tokenizer(Sokoban.words)
 
 def chat_of(name, **changes):
     options = dict(context="full", window=2, prompt="full", actions_per_turn=1, max_actions=5)
-    return make_chat(TOKENIZERS[name], GAME, **(options | changes))
+    return make_chat(TOKENIZERS[name], GAME, ChatFormat(**(options | changes)))
 
 
 @pytest.fixture
@@ -162,9 +162,8 @@ def test_a_template_that_drops_earlier_reasonings_is_told(play):
     )
     tokenizer = type(f)(tokenizer_object=f.backend_tokenizer, eos_token="<|im_end|>")
     tokenizer.chat_template = f.chat_template
-    chat = make_chat(
-        tokenizer, GAME, context="full", prompt="terse", actions_per_turn=1, max_actions=5
-    )
+    format = ChatFormat(context="full", prompt="terse", actions_per_turn=1, max_actions=5)
+    chat = make_chat(tokenizer, GAME, format)
     turns = play(chat, ["a", "b"], [chat.reply_ids(REPLY)] * 2)
     tokenizer.chat_template = drops
     assert [row["prompt_exact"] for row in rows(chat, turns)] == [True, False]

@@ -27,7 +27,7 @@ from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.envs.types import Observation
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.env_calls import EnvFailure
 from ragen_jax.run.datasets import (
     EVALUATION_SEEDS,
@@ -336,7 +336,7 @@ def test_a_demonstrated_reply_is_read_as_valid(shown, tokenizer):
     environment = make_env("sokoban", **OPTIONS, split="imitation")
     chat = make_chat(
         *(tokenizer, environment),
-        **dict(context="single_turn", prompt="terse", actions_per_turn=ACTIONS, max_actions=10),
+        ChatFormat(context="single_turn", prompt="terse", actions_per_turn=ACTIONS, max_actions=10),
     )
     for example in shown[:200]:
         thought, answer = example["reply"].removesuffix("</answer>").split("</think><answer>")

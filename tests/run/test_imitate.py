@@ -318,4 +318,4 @@ def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
         assert np.isfinite(row["collapse/first_turn/mi"])
     policy = for_sampling(restore_run(tmp_path / "run"))
     (task,) = policy.tasks
-    assert task.chat.actions == task.environment.actions
+    assert task.settings.chat.actions == task.settings.environment.actions

@@ -18,7 +18,7 @@ from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import IMAGE
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
@@ -140,7 +140,7 @@ def test_timers_add_up_by_name(monkeypatch):
 def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
     game = SimpleNamespace(actions=("Up", "Down"), instructions="")
     settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
-    chat = make_chat(tokenizer, game, **settings)
+    chat = make_chat(tokenizer, game, ChatFormat(**settings))
     reply = chat.reply_ids("√</think><answer>Up||Down</answer>").tolist()
     logps = [round(-0.1 * (n + 1), 4) for n in range(len(reply))]  # as make_turn says
     asked = [chat.prompt_ids([], message).tolist() for message in ("√", "O")]
@@ -377,7 +377,7 @@ def test_eval_line_without_success():
 def test_undefined_success_is_not_written_as_failure(tmp_path, tokenizer, make_turn, make_episode):
     game = SimpleNamespace(actions=("Up", "Down"), instructions="")
     settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
-    chat = make_chat(tokenizer, game, **settings)
+    chat = make_chat(tokenizer, game, ChatFormat(**settings))
     turn = make_turn(chat.prompt_ids([], "O").tolist(), [4, 5], message="O")
     turn = dataclasses.replace(turn, info={"success": False, SUCCESS_UNDEFINED: True})
     episodes = [make_episode(0, member, [turn]) for member in range(2)]

@@ -10,9 +10,9 @@ from cli_commands import call
 from ragen_jax.configs.base import Regimes
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import hf
-from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.run.log import write_rollouts
 from ragen_jax.score.figures import add_alarm
 
@@ -30,7 +30,7 @@ def model(agent, tmp_path_factory):
 @pytest.fixture(scope="module")
 def chat(agent):
     shape = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
-    return make_chat(agent.tokenizer, agent.environment, **shape)
+    return make_chat(agent.tokenizer, agent.environment, ChatFormat(**shape))
 
 
 def episodes_of(chat, environment, turns):
@@ -63,11 +63,8 @@ def figures(agent, episodes, trajectory):
         agent.model,
         agent.params,
         episodes,
-        first_turn_samples=12,
-        trajectory_samples=trajectory,
-        micro_batch=64,
-        seed=3,
-        step=1,
+        ScopeSizes(first_turn_samples=12, trajectory_samples=trajectory, micro_batch=64),
+        ScopeKey(seed=3, step=1),
         flow=True,
     ) | anatomy_metrics(episodes, return_GK)
 

@@ -176,5 +176,5 @@ FAMILY = Family(
     SHAPES,
     # Names in memory since transformers 4.52, and in files written from its state_dict.
     renamed={"model.language_model.": "model.", "model.visual.": "visual."},
-    beside=("visual.",),
+    other_prefixes=("visual.",),
 )

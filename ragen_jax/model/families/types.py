@@ -35,4 +35,4 @@ class Family:
     shapes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
     # Prefixes of tensor names that some programs write -> prefixes in published files.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: tuple[str, ...] = ()  # name prefixes of tensors that are not parameters
+    other_prefixes: tuple[str, ...] = ()  # name prefixes of tensors that are not parameters

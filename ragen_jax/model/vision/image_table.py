@@ -64,12 +64,57 @@ class TowerCache:
     last: tuple[tuple[Mesh, int, tuple[int, ...]], Images] | None = None
 
 
+NO_VISION_TOWER = (
+    "the environment shows images, but the model at config.model.path has no vision tower; use "
+    "a model with one (preset qwen2.5-vl-3b or tiny-vl), or another "
+    "config.env.options.observation"
+)
+
+
+class NoImages:
+    """The table of a model without a vision tower: it holds no images and refuses every image."""
+
+    tower = pad = None
+
+    def begin_epoch(self) -> None:
+        """Do nothing; see `ImageTable`."""
+
+    def check(self, image: np.ndarray) -> None:
+        """Raise ValueError, as the model cannot process any image."""
+        raise ValueError(NO_VISION_TOWER)
+
+    def register(self, images: Iterable[np.ndarray]) -> None:
+        """Raise ValueError if there is an image."""
+        for image in images:
+            self.check(image)
+
+    def span(self, image: np.ndarray) -> tuple[int, int]:
+        """Raise ValueError, as no image is registered."""
+        raise ValueError(NO_VISION_TOWER)
+
+    def shift(self, tokens_T: np.ndarray) -> int:
+        """Return 0: without images, the position after some tokens is their number."""
+        return 0
+
+    def attach(self, params: Params, *rows: Array) -> Params:
+        """Return the parameters as they are."""
+        return params
+
+
+NO_IMAGES = NoImages()
+
+
 class ImageTable:
     """Images by their content, with their numbers and embeddings."""
 
-    def __init__(self, tower: Tower, vocab_size: int) -> None:
-        """Create an empty table; numbers begin at `vocab_size`, that of the language model."""
-        self.tower, self.vocab_size = tower, vocab_size
+    def __init__(self, tower: Tower, vocab_size: int, pad: int | None = None) -> None:
+        """Create an empty table.
+
+        Args:
+          vocab_size: that of the language model; numbers begin here.
+          pad: id of the token that stands for images in the chat template; None: not known.
+        """
+        self.tower, self.vocab_size, self.pad = tower, vocab_size, pad
         self.next = vocab_size  # the next number to assign
         self.pages: list[dict[bytes, RegisteredImage]] = [{}]  # the previous and current epochs
         self.without = TowerCache({})
@@ -86,6 +131,10 @@ class ImageTable:
             for sight in (self.without, *self.sights):
                 sight.seen = {first: x for first, x in sight.seen.items() if first in kept}
 
+    def check(self, image: np.ndarray) -> None:
+        """Raise ValueError if the model cannot process an image."""
+        image_grid(*image.shape[:2], self.tower.images)
+
     def register(self, images: Iterable[np.ndarray]) -> None:
         """Assign numbers to the images that have none in this epoch, equally on all processes.
 
@@ -101,8 +150,8 @@ class ImageTable:
         if not most:
             return
         if process_count() > 1:
-            told = gather_bytes(_to_bytes(new.values()))
-            new = {_content(image): image for data in told for image in _from_bytes(data)}
+            gathered = gather_bytes(_to_bytes(new.values()))
+            new = {_content(image): image for data in gathered for image in _from_bytes(data)}
         with self.lock:
             for key, image in new.items():
                 if key not in self.pages[-1]:
@@ -231,8 +280,8 @@ class ImageTable:
         shown = self.shown(*rows)
         if process_count() == 1:
             return shown
-        told = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
-        return self.shown(*(np.frombuffer(data, np.int32) for data in told))
+        gathered = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
+        return self.shown(*(np.frombuffer(data, np.int32) for data in gathered))
 
     def shown(self, *rows: Array) -> list[RegisteredImage]:
         """Return the images that rows of tokens show, each once, by rising number."""
@@ -290,6 +339,9 @@ class ImageTable:
 
             self.towers[mesh] = jax.device_put(params, jax.tree.map(layout, params))
         return self.towers[mesh]
+
+
+ImageSource = ImageTable | NoImages  # the images of a run
 
 
 @functools.partial(jax.jit, static_argnames=("tower", "grid"))

@@ -96,17 +96,17 @@ def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
     )
     hangs = False
     try:
-        said, errors = child.communicate(
+        output, errors = child.communicate(
             json.dumps(request).encode(), timeout=START_SECONDS + 2 * seconds
         )
     except subprocess.TimeoutExpired:
         hangs = True
         child.kill()
-        said, errors = child.communicate()
+        output, errors = child.communicate()
     finally:
         child.kill()
         child.wait()
-    lines = [json.loads(line) for line in said.splitlines() if line.endswith(b"}")]
+    lines = [json.loads(line) for line in output.splitlines() if line.endswith(b"}")]
     if not lines:
         reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise RuntimeError(f"{' '.join(command)} does not start: {reason or 'no reason given'}")

@@ -23,11 +23,11 @@ from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.vision import image_table
 from ragen_jax.model.vision import tower as vision
-from ragen_jax.model.vision.image_table import LEAST_ROOM, ImageTable
+from ragen_jax.model.vision.image_table import LEAST_ROOM, NO_IMAGES, NO_VISION_TOWER, ImageTable
 from ragen_jax.model.vision.images import preprocess
 from ragen_jax.model.vision.positions import NO_TOKEN, position_behind, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
-from ragen_jax.rollout.episode import NO_VISION_TOWER, Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 from ragen_jax.update.learner import through_tower
 from ragen_jax.update.policy import ForwardContext
@@ -52,7 +52,8 @@ def seeing(context="full", observation="image"):
     params = init_params(shape, jax.random.key(0))
     params = jax.tree.map(lambda x: 2.0 * x, params)
     tower = vision.init_params(shape.vision, jax.random.key(1))
-    chat = build_chat(config, tokenizer, environment, image_pad=shape.image_tokens.pad)
+    images = ImageTable(None, shape.vocab_size, shape.image_tokens.pad)
+    chat = build_chat(config, tokenizer, environment, images=images)
     more = tuple(range(10, 40))
     return types.SimpleNamespace(
         model=Qwen(shape),
@@ -77,10 +78,11 @@ class Drawing:
         return self.environment.step(state, self.actions[int(rng.integers(4))], rng)
 
 
-def play(s, album, params=None, **settings):
+def play(s, images, params=None, **settings):
     """Three members of each of SEEDS, whose every reply is taken as two random moves."""
     environment = Drawing(s.environment)
-    chat = dataclasses.replace(s.chat, actions=())  # any text is an action: replies are not read
+    # Any text is an action: replies are not read.
+    chat = dataclasses.replace(s.chat, actions=(), images=images)
     chat = _Moving(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
     return rollout(
         s.model,
@@ -90,7 +92,6 @@ def play(s, album, params=None, **settings):
             environment,
             budgets=BUDGETS,
             sampling=Sampling(temperature=1.0),
-            album=album,
             **settings,
         ),
         SEEDS,
@@ -281,7 +282,7 @@ def test_eight_devices_play_the_same_episodes(tmp_path):
 
 def test_images_need_a_model_that_sees():
     s = seeing()
-    episodes = play(s, None)
+    episodes = play(s, NO_IMAGES)
     assert episodes and all(episode.error.endswith(f": {NO_VISION_TOWER}") for episode in episodes)
 
 
@@ -291,7 +292,7 @@ def test_an_environment_of_text_needs_no_image():
     album = empty_album()
     with_album = play(s, album)
     assert album.next == album.vocab_size
-    for a, b in zip(with_album, play(s, None), strict=True):
+    for a, b in zip(with_album, play(s, NO_IMAGES), strict=True):
         for x, y in zip(a.turns, b.turns, strict=True):
             np.testing.assert_array_equal(x.sampled, y.sampled)
 
