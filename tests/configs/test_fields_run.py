@@ -25,6 +25,7 @@ from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run import reports as background
+from ragen_jax.run import start as start_of_run
 from ragen_jax.run.datasets import EVALUATION_SEEDS
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import load_policy
@@ -66,7 +67,7 @@ def outcome(tmp_path_factory):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
         decode, blocks, pages = play.decode, cross_scoring.blocks, []
         served, decode_chunk = [], slot_pages.decode_chunk
-        waits, retry_disk_errors = [], train.retry_disk_errors
+        waits, retry_disk_errors = [], start_of_run.retry_disk_errors
         begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
@@ -93,7 +94,7 @@ def outcome(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            patch.setattr(train, "retry_disk_errors", retry_seen)
+            patch.setattr(start_of_run, "retry_disk_errors", retry_seen)
             patch.setattr(play, "decode", decode_seen)
             patch.setattr(slot_pages, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)

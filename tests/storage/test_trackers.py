@@ -200,7 +200,7 @@ def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
             precompiler=SimpleNamespace(close=lambda: None),
         )
         parts.close = functools.partial(Run.close, parts)
-        monkeypatch.setattr(train, "start", lambda *_: (parts, None, None))
+        monkeypatch.setattr(train, "start", lambda *_, **__: (parts, None, None))
         monkeypatch.setattr(train, "learn", end)
         return train.train(base.get_config(), tmp_path)
 
