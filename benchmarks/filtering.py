@@ -8,6 +8,7 @@ from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
 from ragen_jax.algorithm.batch import make_batch, take_rows
 from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import sokoban
 from ragen_jax.core.padding import length_bucket
@@ -19,6 +20,7 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
     config = sokoban.get_config()
     config.rollout.update(groups=len(turns), group_size=members)
     config.env.max_turns = max(turns)
+    config = load_config(config)
     mesh, _ = build_meshes(config)
     with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, _):
         batch = make_batch(setting.play())

@@ -18,8 +18,8 @@ import jax
 
 from benchmarks import llm, measure
 from benchmarks.measure import Row, compare
-from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.command_line import bad_input
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import presets, sokoban
 from ragen_jax.core.memory import keep_freed_memory
@@ -77,8 +77,7 @@ def planned_config(model, rows, devices):
     config.optimizer.micro_batch = rows
     config.rollout.groups = max(config.rollout.groups, rows // config.rollout.group_size)
     config.model.dtype = "bfloat16"
-    fill_auto_fields(config, devices)
-    return config
+    return load_config(config, devices=devices)
 
 
 def planned(model, devices, chip, *, tokens, length):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.core import FrozenDict
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from ragen_jax.algorithm.batch import make_batch
@@ -34,6 +35,7 @@ from ragen_jax.config.build import (
     tiny_tokenizer,
     tiny_words,
 )
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import plain
@@ -78,7 +80,7 @@ _IMITATED = ("context", "window", "max_context", "prompt", "max_turns", "max_act
 _NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
-def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
+def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> Path:
     """Return the directory of the config's tiny agent; build it on first use.
 
     Args:
@@ -88,7 +90,7 @@ def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
     Raises:
       ValueError: an environment cannot be imitated (build.tiny_words, `imitation_config`).
     """
-    config = imitation_config(config)
+    config = imitation_config(load_config(config))
     cache = cache_directory() if cache is None else Path(cache)
     alone, w = per_task_configs(config), config.warmstart
     settings = {

@@ -203,7 +203,7 @@ def test_the_arms_of_an_experiment():
         assert arm.config.algorithm.entropy_coef == (
             0.1 if arm.setting == "entropy 0.1" else 0.05 if "0.05" in arm.setting else 0.001
         )
-        assert all(rule.action == "warn" for rule in arm.config.stopping.values())
+        assert all(rule.action == "warn" for rule in vars(arm.config.stopping).values())
     config = sokoban.get_config()
     config.rollout.groups = 0
     with pytest.raises(ValueError, match="rollout.groups is 0"):

@@ -50,7 +50,7 @@ def name_of(config, cache, monkeypatch):
     """The name of a config's agent, which is not trained."""
     monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None, None))
     monkeypatch.setattr(imitate.hf, "save", lambda directory, *_, **__: None)
-    return imitate.tiny_model(freeze(Config, config), cache).name
+    return imitate.tiny_model(config, cache).name
 
 
 def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_a_world_to_be_taught_in_must_fit(tmp_path, options, message):
     config = frozen_lake.get_config()
     config.warmstart.options = options
     with pytest.raises(ValueError, match=message):
-        imitate.tiny_model(freeze(Config, config), tmp_path)
+        imitate.tiny_model(config, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
