@@ -12,6 +12,7 @@ import pytest
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.envs.types import Step
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.vision.image_table import NO_IMAGES
 from ragen_jax.rollout import expected, pages, play, slots
 from ragen_jax.rollout.chat import Reply
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
@@ -61,9 +62,16 @@ class Chat:
 
     rng: np.random.Generator
     stop_ids: tuple = (STOP,)
+    images: object = NO_IMAGES
 
     def observe(self, observation, **_):
         return observation
+
+    def check_images(self, observation):
+        assert isinstance(observation, str)
+
+    def image_spans(self, observation):
+        return ()
 
     def prompt_ids(self, turns, message, spans=()):
         if not turns:
