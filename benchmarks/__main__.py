@@ -11,6 +11,7 @@ import sys
 from benchmarks import (
     ahead,
     alarm,
+    alarm_bound,
     caching,
     chaos,
     continuous,
@@ -55,7 +56,8 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (gpu.gpu, 5, "bfloat16"),
 }
-SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
+# name: (module with report and as_table, runs)
+SIMULATIONS = {"alarm": (alarm, 400), "alarm-bound": (alarm_bound, 400)}
 # name: module whose main reads the options behind it
 OWN_OPTIONS = {"chaos": chaos, "curves": curves, "odd": odd, "train-length": lengths}
 ONE_ARENA = (
