@@ -11,6 +11,7 @@ import sys
 from benchmarks import (
     ahead,
     alarm,
+    alarm_bound,
     caching,
     chaos,
     continuous,
@@ -55,7 +56,8 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (gpu.gpu, 5, "bfloat16"),
 }
-SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, default runs)
+# name: (module with report and as_table, default number of runs)
+SIMULATIONS = {"alarm": (alarm, 400), "alarm-bound": (alarm_bound, 400)}
 # name: module whose main parses the remaining arguments
 OWN_OPTIONS = {"chaos": chaos, "curves": curves, "odd": odd, "train-length": lengths}
 ONE_ARENA = (

@@ -39,7 +39,7 @@ STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
 RETRIEVALS = (0.3, 0.4, 0.55, 0.75, 0.9, 0.97)
 MOST_FALSE, LEAST_SEEN, SEEN_FROM = 0.05, 0.90, 0.55
 VOCABULARY = 12
-CALIBRATION = 150  # number of steps of each mean in the search for a strength
+CALIBRATION = 600  # number of first turns of each mean in the search for a strength
 BANK = 250  # number of scored steps at each level of the grid
 GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # own_margin relative to the scene's
 NEUTRAL = 4.0  # neutral tokens per other token, so that replies can get five times shorter
@@ -86,8 +86,8 @@ def _scores(rng, logits_NV, own_M):
     return count_MV @ logp_NV.T + neutral_logp_M[:, None], tokens_M + neutral_M
 
 
-def draw_step(rng, scene, strength):
-    """Draw a step and return its collapse/ figures of both scopes."""
+def draw_step(rng, scene, strength, scopes=SCOPES):
+    """Draw a step and return its collapse/ figures of `scopes`."""
     G, room_M = scene.rooms, np.repeat(np.arange(scene.rooms), scene.members)
     M = len(room_M)
     strength_G = strength * np.exp(scene.differ * rng.normal(size=G))
@@ -98,7 +98,8 @@ def draw_step(rng, scene, strength):
         SCOPES[1]: (own_MV, room_M, np.arange(M)),
     }
     row = {}
-    for scope, (theta_NV, room_N, own_M) in prompts.items():
+    for scope in scopes:
+        theta_NV, room_N, own_M = prompts[scope]
         logits_NV = shared_V + strength_G[room_N, None] * theta_NV
         scores = *_scores(rng, logits_NV, own_M), own_M
         metrics = information_metrics(*scores) | log_margin(scores[0], own_M, group_N=room_N)
@@ -108,10 +109,10 @@ def draw_step(rng, scene, strength):
     return row
 
 
-def draw_steps(seed, scene, strength, count):
+def draw_steps(seed, scene, strength, count, scopes=SCOPES):
     """Draw independent steps and return {figure: float64 [count]}."""
     rng = np.random.default_rng(seed)
-    rows = [draw_step(rng, scene, strength) for _ in range(count)]
+    rows = [draw_step(rng, scene, strength, scopes) for _ in range(count)]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -125,33 +126,48 @@ class Bank:
     retrieval: float
 
 
+def draw_first_turns(seed, scene, strength):
+    """As `draw_steps`, of first turns alone: {figure: float64 [CALIBRATION]}."""
+    return draw_steps(seed, scene, strength, CALIBRATION, SCOPES[:1])
+
+
 def strength_of(scene, retrieval):
     """Return the strength with the given first-turn retrieval, or with the highest possible."""
     low, high = 0.01, 10.0
     for _ in range(12):
         middle = np.sqrt(low * high)
-        found = draw_steps(0, scene, middle, CALIBRATION)[f"{SCOPES[0]}/retrieval_acc"].mean()
+        found = draw_first_turns(0, scene, middle)[f"{SCOPES[0]}/retrieval_acc"].mean()
         low, high = (middle, high) if found < retrieval else (low, middle)
     return np.sqrt(low * high)
 
 
-def make_bank(scene, strength, size):
-    """Return the `Bank` of a scene at a strength, with `size` steps at each level."""
+def information_curve(scene, strength):
+    """Return (strength_at, half_mi) of a scene at a strength.
+
+    strength_at maps multiples of the scene's own_margin to strengths; half_mi is the multiple at
+    which mi_seq is half.
+    """
     strength_C = strength * np.exp(np.linspace(-2.2, 0.9, 16))
-    curve_C = [draw_steps(1, scene, x, CALIBRATION) for x in strength_C]
+    curve_C = [draw_first_turns(1, scene, x) for x in strength_C]
     margin_C, mi_C = (
         np.maximum.accumulate([steps[f"{SCOPES[0]}/{name}"].mean() for steps in curve_C])
         for name in ("own_margin", "mi_seq")
     )
     log_C = np.log(strength_C)
     margin, mi = (np.interp(np.log(strength), log_C, x_C) for x_C in (margin_C, mi_C))
-    strength_L = np.exp(np.interp(GRID_L * margin, margin_C, log_C))
-    steps_L = [draw_steps(2 + i, scene, x, size) for i, x in enumerate(strength_L)]
-    here = draw_steps(1, scene, strength, CALIBRATION)
+    half_mi = float(np.interp(mi / 2, mi_C, margin_C) / margin)
+    return lambda multiple: np.exp(np.interp(multiple * margin, margin_C, log_C)), half_mi
+
+
+def make_bank(scene, strength, size):
+    """The `Bank` of a scene at a strength, `size` steps at each level."""
+    strength_at, half_mi = information_curve(scene, strength)
+    steps_L = [draw_steps(2 + i, scene, x, size) for i, x in enumerate(strength_at(GRID_L))]
+    here = draw_first_turns(1, scene, strength)
     return Bank(
         strength=strength,
         steps_L=steps_L,
-        half_mi=float(np.interp(mi / 2, mi_C, margin_C) / margin),
+        half_mi=half_mi,
         retrieval=float(here[f"{SCOPES[0]}/retrieval_acc"].mean()),
     )
 
@@ -239,14 +255,14 @@ def _lengths(runs, steps, end):
     return np.broadcast_to(np.exp(np.linspace(0, np.log(end), steps)), (runs, steps))
 
 
-def healthy_rates(runs, bank, processes=HEALTHY):
-    """Return {process: fraction of runs with an alarm}."""
+def healthy_rates(runs, bank, processes=HEALTHY, every=1):
+    """Return {process: fraction of runs with an alarm}, with a diagnosis every `every` steps."""
     found = {}
     for i, (name, process) in enumerate(processes.items()):
         rng = np.random.default_rng(i)
         length_RT = _lengths(runs, STEPS, process.length)
-        on_RT = alarms(rng, lambda t: bank, process.multiples(rng, runs), length_RT)
-        found[name] = float(on_RT.any(axis=1).mean())
+        on_RT = alarms(rng, lambda t: bank, process.multiples(rng, runs), length_RT, every)
+        found[name + (f", every {every}" if every > 1 else "")] = float(on_RT.any(axis=1).mean())
     return found
 
 
@@ -304,7 +320,8 @@ def report(runs):
         for retrieval in RETRIEVALS:
             bank = make_bank(scene, strength_of(scene, retrieval), BANK)
             row = dataclasses.asdict(scene) | {"retrieval": round(bank.retrieval, 3)}
-            row |= {"false": healthy_rates(runs, bank), "seen": seen_rates(runs, bank)}
+            false = healthy_rates(runs, bank) | healthy_rates(runs, bank, every=5)
+            row |= {"false": false, "seen": seen_rates(runs, bank)}
             rows.append(row)
             print(line(row), file=sys.stderr)  # printed at once, because the case takes hours
     for strength in (0.5, 1.3, 4.0):

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import (
     alarm,
+    alarm_bound,
     caching,
     chaos,
     continuous,
@@ -360,7 +361,7 @@ def test_neutral_tokens_are_as_likely_under_every_prompt(monkeypatch):
 
 
 def test_a_bank_has_the_scenes_information_at_multiples_of_it(monkeypatch):
-    monkeypatch.setattr(alarm, "CALIBRATION", 40)
+    monkeypatch.setattr(alarm, "CALIBRATION", 200)
     scene = alarm.SCENES[0]
     strength = alarm.strength_of(scene, 0.55)
     bank = alarm.make_bank(scene, strength, 40)
@@ -419,10 +420,72 @@ def test_the_alarm_command(monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["case"] == "alarm" and found["runs"] == 3
     first, *changes = found["rows"]
-    assert set(first["false"]) == set(alarm.HEALTHY) and len(changes) == 3
+    sparse = {f"{name}, every 5" for name in alarm.HEALTHY}
+    assert set(first["false"]) == set(alarm.HEALTHY) | sparse and len(changes) == 3
     assert all(0 <= x <= 1 for row in found["rows"] for x in row["false"].values())
     text = alarm.as_table(found)
     assert "half of mi_seq, every 5" in text and "24 prompts, then 8" in text
+
+
+# ---- the largest fraction of falls that an alarm can see ----------------------------------------
+
+
+def test_the_power_of_likelihood_ratios_is_the_closed_form_of_normal_looks(monkeypatch):
+    """Looks of N(0, 1) before and N(-shift, 1) after a fall, with densities estimated or known."""
+    rng, shift, looks = np.random.default_rng(0), 1.2, alarm_bound.LOOKS
+    before, after = rng.normal(size=40_000), rng.normal(size=40_000) - shift
+    densities = [alarm_bound.log_density(x[:3000, None]) for x in (before, after)]
+    for level in (0.05, alarm_bound.LEVEL):
+        expected = alarm_bound.gaussian_power(shift * np.sqrt(looks), level)
+        # Phi(2.939 - 1.645) and Phi(2.939 - 2.648).
+        assert expected == pytest.approx(0.902 if level == 0.05 else 0.614, abs=0.003)
+        for known, tolerance in ((True, 0.02), (False, 0.03)):
+            sums = []
+            for x in (before[3000:], after[3000:]):
+                log_0, log_1 = -(x**2) / 2, -((x + shift) ** 2) / 2
+                if not known:
+                    log_0, log_1 = (density(x[:5000, None]) for density in densities)
+                sums.append(alarm_bound.sum_looks(rng, log_1 - log_0, looks))
+            found = alarm_bound.likelihood_ratio_power(*sums, level)
+            assert found == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_levels_of_the_bound():
+    assert (alarm_bound.LOOKS, alarm_bound.WINDOWS, alarm_bound.BEFORE) == (6, 13, 20)
+    assert alarm_bound.LEVEL == pytest.approx(0.05 / 13 / 0.95)
+    assert alarm_bound.ONCE == pytest.approx(0.05 / 0.95)
+
+
+def test_margins_drawn_at_once_are_those_of_simulated_steps():
+    scene = alarm.Scene(4, 3, 0.7)
+    x_BG2 = alarm_bound.draw_margins(np.random.default_rng(0), scene, 0.8, 1150)
+    assert x_BG2.shape == (1150, 4, 2)
+    steps = alarm.draw_steps(1, scene, 0.8, 400)
+    quantile = alarm_bound.t_quantile(4) / 2
+    for i, scope in enumerate(alarm.SCOPES):
+        expected = steps[f"{scope}/own_margin_log"]
+        found = x_BG2[..., i].mean(axis=1)
+        assert found.mean() == pytest.approx(expected.mean(), abs=0.08)
+        assert found.std() == pytest.approx(expected.std(), rel=0.15)
+        half = quantile * x_BG2[..., i].std(axis=1, ddof=1).mean()
+        assert half == pytest.approx(steps[f"{scope}/own_margin_log_ci95"].mean(), rel=0.1)
+
+
+def test_the_bound_command(monkeypatch, capsys):
+    small = dict(DENSITY=60, EVALUATED=60, SUMS=500)
+    small |= dict(CASES=((alarm.Scene(4, 2, 0.7), (0.6,)),))
+    for name, value in small.items():
+        monkeypatch.setattr(alarm_bound, name, value)
+    monkeypatch.setattr(alarm, "CALIBRATION", 10)
+    command.main(["alarm-bound", "--repeats=20", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["case"] == "alarm-bound" and found["runs"] == 20
+    assert [row["half of"] for row in found["rows"]] == ["mi_seq", "own_margin"]
+    for row in found["rows"]:
+        assert all(0 <= row[name] <= 1 for name in alarm_bound.BOUNDS)
+        assert row["figure"] <= row["once"]
+    assert found["rows"][0]["strengths"] > found["rows"][1]["strengths"]  # the larger fall
+    assert "13 windows" in alarm_bound.as_table(found)
 
 
 def test_faults_are_tried_in_turn_each_kind_before_one_comes_again(monkeypatch, tmp_path):

@@ -3,8 +3,8 @@
 A figure is a noisy number at each step. The test compares its *level*, from the start of the run,
 with its *recent* mean:
 
-    level   mean of the first third of the values, or of all but the last SINCE if these are more:
-            at least `baseline` values, at most `long`
+    level   mean of the first third of the values, or of all but those of the last SINCE steps if
+            these are more: at least `baseline` values, at most `long`
     recent  mean of the last third of the values: at least FEWEST values, at most those of the last
             `recent` steps or the last SPARSE values, whichever are more
 
@@ -60,7 +60,7 @@ FIRST = 100  # values kept from the start: maximum number for a level
 LAST = 32  # values kept from the end
 FEWEST = 4  # minimum number of values of a recent mean
 SPARSE = 6  # maximum number of values of a recent mean if the last `recent` steps hold fewer
-SINCE = 40  # newest values excluded from the level, unless they are two thirds of all
+SINCE = 40  # newest steps excluded from the level, unless they hold two thirds of all values
 LAG = 8  # delay, in values, before noise is estimated from a value
 NOISE_VALUES = 40  # number of values over which noise is averaged
 NOISE_DOUBT = 2.0  # v is multiplied by 1 + NOISE_DOUBT / (number of values it is learnt from)
@@ -170,7 +170,8 @@ def update_levels(
     most_EF = np.maximum(within_EF.sum(axis=-1), SPARSE)
     recent_n_EF = np.minimum(np.maximum(third_EF, test.baseline), most_EF)
     recent_n_EF = np.clip(np.minimum(recent_n_EF, count_EF - test.baseline), FEWEST, LAST)
-    level_n_EF = np.clip(np.maximum(third_EF, count_EF - SINCE), test.baseline, test.long)
+    since_EF = np.rint(SINCE / np.maximum(gap_EF, 1)).astype(int)
+    level_n_EF = np.clip(np.maximum(third_EF, count_EF - since_EF), test.baseline, test.long)
     level_n_EF = np.minimum(level_n_EF, np.maximum(count_EF - recent_n_EF, 1))
     level_n_EF = np.minimum(level_n_EF, s.first_count_EF)
     level_n_EF = np.where(fixed_EF & (s.level_values_EF > 0), s.level_values_EF, level_n_EF)

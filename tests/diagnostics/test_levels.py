@@ -98,7 +98,7 @@ def test_values_weigh_as_their_prompts():
 
 def test_how_many_values_are_compared():
     """A third on either side, at least 5 and 4, of at most `recent` steps and 100 values; of more
-    than 60, the level is of all but 40."""
+    than 60 steps, the level is of all but 40."""
     for count, level_n, recent_n in (
         (9, 5, 4),
         (12, 5, 5),
@@ -117,6 +117,9 @@ def test_how_many_values_are_compared():
     ramp = np.arange(1.0, 31)
     levels, _ = follow(ramp + 1e6, steps=range(5, 151, 5))
     assert one(levels.recent_EF) == pytest.approx(1e6 + ramp[-SPARSE:-1].mean(), abs=0.1)
+    # The newest 40 steps, eight values, are not of the level.
+    assert one(levels.level_values_EF) == 22
+    assert one(levels.level_EF) == pytest.approx(1e6 + ramp[1:22].mean(), abs=0.1)
 
 
 def test_noise_is_not_learnt_from_the_newest_values_nor_while_fixed():
