@@ -204,7 +204,7 @@ def test_the_laboratory_command_of_the_readme(planned):
     assert code == 99, err
     ((plan, root),) = planned
     assert root == Path("runs/lab/organism_quick") and len(plan) == 6
-    assert {arm.config.warmstart.styles.template for arm in plan} == {0.5}
+    assert {arm.config.warmstart.styles["template"] for arm in plan} == {0.5}
     assert [arm.config.filter.strategy for arm in plan[:2]] == ["top_p", "none"]
 
 

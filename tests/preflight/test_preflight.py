@@ -15,6 +15,8 @@ import pytest
 from device_processes import ROOT
 
 from ragen_jax.configs import mixture, search_qa, sokoban
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.sokoban import Sokoban
@@ -214,7 +216,7 @@ def plan(config=None, **overrides):
     config = config or sokoban.get_config()
     config.update_from_flattened_dict(overrides)
     found = programs.programs(
-        config,
+        freeze(Config, config),
         jax.devices()[:1],
         [d.programs for d in DIAGNOSTICS.values() if d.programs],
         prompt_tokens=40,
