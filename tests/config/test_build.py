@@ -1,13 +1,17 @@
 """build.py: which values of a config reach which object, and the lines that refuse a config."""
 
+import dataclasses
 import types
 
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from ragen_jax.config import build
-from ragen_jax.configs import base, countdown, mixture, sokoban
+from ragen_jax.configs import countdown, mixture, sokoban
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.core.sharding import MESH_AXES, make_mesh
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.rollout.episode import Budgets, Sampling
@@ -16,15 +20,21 @@ pytestmark = pytest.mark.fast
 
 
 def configured(config=None, **fields):
-    """base.py's config (or another) with the fields a__b set."""
-    config = base.get_config() if config is None else config
+    """The frozen config of base.py (or another) with the fields a__b replaced."""
+    if config is None:
+        config = Config()
+    elif isinstance(config, ConfigDict):
+        config = freeze(Config, config)
     for name, value in fields.items():
-        *sections, last = name.split("__")
-        section = config
-        for part in sections:
-            section = section[part]
-        section[last] = value
+        config = replaced(config, name.split("__"), value)
     return config
+
+
+def replaced(section, names, value):
+    first, *others = names
+    if others:
+        value = replaced(getattr(section, first), others, value)
+    return dataclasses.replace(section, **{first: value})
 
 
 def refusal(function, *arguments):
@@ -57,9 +67,9 @@ def test_settings_come_from_the_fields_of_their_names():
         algorithm__aggregation="seq-mean-token-sum",
     )
     assert build.build_budgets(config) == Budgets(4, 9, 60)
-    assert build.build_sampling(config) == Sampling(0.7)
-    assert build.build_eval_sampling(config) == Sampling(0.4, top_k=11, top_p=0.8, min_p=0.05)
-    limits = build.build_limits(config)
+    assert build.build_sampling(config.rollout) == Sampling(0.7)
+    assert build.build_eval_sampling(config.eval) == Sampling(0.4, top_k=11, top_p=0.8, min_p=0.05)
+    limits = build.build_limits(config.env)
     assert (limits.time_limit, limits.workers) == (2.5, 6)
     penalties = build.build_penalties(config)
     assert (penalties.format_penalty, penalties.max_length) == (-0.3, 60)
@@ -94,15 +104,14 @@ def test_the_loss_by_hand():
 
 
 def test_credit_and_collecting_by_hand():
-    credit = build.build_credit(
-        configured(
-            algorithm__name="ppo",
-            algorithm__gamma=0.9,
-            algorithm__lam=0.8,
-            algorithm__bi_level=True,
-            algorithm__turn_gamma=0.7,
-        )
+    config = configured(
+        algorithm__name="ppo",
+        algorithm__gamma=0.9,
+        algorithm__lam=0.8,
+        algorithm__bi_level=True,
+        algorithm__turn_gamma=0.7,
     )
+    credit = build.build_credit(config.algorithm, config.reward)
     assert (credit.name, credit.gamma, credit.lam) == ("ppo", 0.9, 0.8)
     assert (credit.bi_level, credit.turn_gamma) == (True, 0.7)
     collecting = build.build_collecting(
@@ -113,9 +122,10 @@ def test_credit_and_collecting_by_hand():
 
 
 def test_equal_configs_share_an_optimizer():
-    assert build.build_optimizer(base.get_config()) is build.build_optimizer(base.get_config())
-    other = configured(optimizer__max_grad_norm=0.123)
-    assert build.build_optimizer(other) is not build.build_optimizer(base.get_config())
+    first, same = configured().optimizer, configured().optimizer
+    assert build.build_optimizer(first) is build.build_optimizer(same)
+    other = configured(optimizer__max_grad_norm=0.123).optimizer
+    assert build.build_optimizer(other) is not build.build_optimizer(first)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +157,14 @@ def test_the_base_model_of_adapters_is_their_reference(kl_coef, rank, held):
 
 def test_names_and_options_that_no_environment_has():
     config = configured(env__name="frozen")
-    assert refusal(build.build_environment, config, "train").startswith(
+    assert refusal(build.build_environment, config.env, "train").startswith(
         "config.env.name: unknown environment 'frozen'; known: bandit, "
     )
-    config = configured(sokoban.get_config())
+    config = sokoban.get_config()
     with config.unlocked():
         config.env.options.boxes = 3
-    assert refusal(build.build_environment, config, "train") == (
+    config = configured(config)
+    assert refusal(build.build_environment, config.env, "train") == (
         "config.env.options of 'sokoban': environment 'sokoban' has no option 'boxes'; accepted: "
         "size, num_boxes, observation, min_solution, max_solution, split, tile"
     )
@@ -161,26 +172,26 @@ def test_names_and_options_that_no_environment_has():
 
 def test_a_pool_needs_problems_that_recur(monkeypatch):
     config = configured(sokoban.get_config(), env__pool=8)
-    build.build_environment(config, "train")
+    build.build_environment(config.env, "train")
     monkeypatch.setattr(build, "resumable", lambda environment: False)
-    assert refusal(build.build_environment, config, "train") == (
+    assert refusal(build.build_environment, config.env, "train") == (
         "config.env.pool is 8; accepted: 0, because environment 'sokoban' cannot repeat a problem"
     )
 
 
 def test_text_of_an_answer_is_one_action():
     config = configured(countdown.get_config(), env__actions_per_turn=2)
-    assert refusal(build.build_environment, config, "train") == (
+    assert refusal(build.build_environment, config.env, "train") == (
         "config.env.actions_per_turn is 2; accepted: 1, because in environment 'countdown' the "
         "whole answer is one action"
     )
 
 
 def test_the_tiny_agent_knows_the_words_of_all_environments():
-    config = mixture.get_config("tiny")
+    config = configured(mixture.get_config("tiny"))
     words = build.tiny_words(config)
     alone = [
-        set(build.build_environment(c, "train").words)
+        set(build.build_environment(c.env, "train").words)
         for c in build.per_task_configs(config).values()
     ]
     assert len(alone) > 1 and set(words) == set.union(*alone)
@@ -260,7 +271,7 @@ def test_kernels_are_those_of_the_platform():
         mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=[Device(0, platform=platform)])
         config = configured(model__attention=attention, model__dtype=dtype)
         shape = ModelConfig(**vars(SHAPE) | dict(head_dim=head_dim))
-        return build.build_model(config, shape, mesh).config.attention
+        return build.build_model(config.model, shape, mesh).config.attention
 
     assert built("cpu", "auto") == "xla"
     assert built("tpu", "auto", head_dim=64) == "splash" and built("tpu", "auto") == "xla"
@@ -276,7 +287,7 @@ def test_kernels_are_those_of_the_platform():
 def test_the_model_keeps_its_shape_and_takes_its_type_from_the_config():
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     config = configured(model__dtype="bfloat16", model__remat=False)
-    found = build.build_model(config, SHAPE, mesh).config
+    found = build.build_model(config.model, SHAPE, mesh).config
     assert (found.dtype, found.remat, found.width) == ("bfloat16", False, 8)
 
 

@@ -62,7 +62,9 @@ def task(label, groups, format_penalty, *, rounds=1, context="full"):
         **dict(name=label, label=label, groups=groups, album=None),
         penalties=Penalties(format_penalty, max_length=10, overlong_buffer=0),
         collecting=types.SimpleNamespace(max_rounds=rounds),
-        chat=types.SimpleNamespace(context=context),
+        settings=types.SimpleNamespace(
+            chat=types.SimpleNamespace(format=types.SimpleNamespace(context=context))
+        ),
     )
 
 

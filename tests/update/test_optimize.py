@@ -282,7 +282,7 @@ def test_a_transform_runs_once_a_minibatch(mesh):
         start_at(3.0),
         plan,
         RATES,
-        through=ParamTransform(forward, backward),
+        transform=ParamTransform(forward, backward),
     )
     kernel, losses = 3.0, []
     for rows, rate in zip(rows_of(plan), RATES, strict=False):
