@@ -1,5 +1,6 @@
 """The whole command on the tiny agent: its files, resuming, preemption, refusals."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -206,9 +207,13 @@ def test_evaluation_of_a_run_repeats_its_last_row(finished):
 @pytest.mark.long
 def test_gradients_of_a_checkpoint(finished):
     trained = restore_run(finished)
-    run_config, policy = trained.config, for_sampling(trained)
-    run_config.diagnose.gradients_groups = 6
-    run_config.algorithm.kl_coef = 0.1  # the run itself had none
+    policy = for_sampling(trained)
+    run_config = dataclasses.replace(
+        trained.config,
+        diagnose=dataclasses.replace(trained.config.diagnose, gradients_groups=6),
+        # the run itself had no KL term
+        algorithm=dataclasses.replace(trained.config.algorithm, kl_coef=0.1),
+    )
     assert trained.step == 4
     found = checkpoint_gradients(run_config, finished, policy, 4)
     rows = {}

@@ -530,8 +530,9 @@ def test_what_sees_is_beside_every_program(seeing):
     layer = 4 * (64 + 8) + 2 * (40 + 5) + 40 + 8
     params = 1176 * 8 + 2 * layer + 32 * 32 + 32 + 32 * 4 + 4
     for dtype, item in (("float32", 4), ("bfloat16", 2)):
-        run.config.model.dtype = dtype
-        held = seeing_programs.tower_struct(run, run.sampling_mesh)
+        model = dataclasses.replace(run.config.model, dtype=dtype)
+        typed = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
+        held = seeing_programs.tower_struct(typed, typed.sampling_mesh)
         assert bytes_of(held) == item * params + 4 * 5 * 8
 
 

@@ -10,6 +10,7 @@ import pytest
 from ragen_jax.algorithm.rewards import Penalties
 from ragen_jax.core.task_shares import Part
 from ragen_jax.core.types import SUCCESS_UNDEFINED
+from ragen_jax.model.vision.image_table import NO_IMAGES
 from ragen_jax.run import stages
 from ragen_jax.run.stages import errors
 from ragen_jax.run.step import Played
@@ -59,11 +60,13 @@ PARTS = (Part("a", 2), Part("b", 1))
 
 def task(label, groups, format_penalty, *, rounds=1, context="full"):
     return types.SimpleNamespace(
-        **dict(name=label, label=label, groups=groups, album=None),
+        **dict(name=label, label=label, groups=groups),
         penalties=Penalties(format_penalty, max_length=10, overlong_buffer=0),
         collecting=types.SimpleNamespace(max_rounds=rounds),
         settings=types.SimpleNamespace(
-            chat=types.SimpleNamespace(format=types.SimpleNamespace(context=context))
+            chat=types.SimpleNamespace(
+                format=types.SimpleNamespace(context=context), images=NO_IMAGES
+            )
         ),
     )
 
