@@ -182,18 +182,17 @@ def _section_of(field: dataclasses.Field) -> type[Section]:
     return type(cast(Section, field.default))
 
 
-def freeze(settings: type[Frozen], values: ConfigDict) -> Frozen:
+def freeze(settings: type[Frozen], values: ConfigDict, prefix: str = "") -> Frozen:
     """Return the dataclass of a config or section with the values of a `ConfigDict`.
 
     Sections without declared fields become read-only mappings, lists become tuples.
 
+    Args:
+      prefix: dotted name of the section and a dot, for error messages.
+
     Raises:
       ValueError: fields are missing or unknown.
     """
-    return _freeze(settings, values, "")
-
-
-def _freeze(settings: type[Frozen], values: ConfigDict, prefix: str) -> Frozen:
     declared = {field.name: field for field in dataclasses.fields(settings)}
     wrong = declared.keys() ^ set(values)
     if wrong:
@@ -202,10 +201,10 @@ def _freeze(settings: type[Frozen], values: ConfigDict, prefix: str) -> Frozen:
     for name, field in declared.items():
         value, domain = values[name], field.metadata.get(DOMAIN)
         if domain is None:
-            found[name] = _freeze(_section_of(field), value, f"{prefix}{name}.")
+            found[name] = freeze(_section_of(field), value, f"{prefix}{name}.")
         elif domain.parts is not None:
             found[name] = FrozenDict(
-                {x: _freeze(domain.parts, part, f"{name}.{x}.") for x, part in value.items()}
+                {x: freeze(domain.parts, part, f"{name}.{x}.") for x, part in value.items()}
             )
         elif isinstance(value, ConfigDict):
             found[name] = FrozenDict(value.to_dict())

@@ -123,7 +123,7 @@ LOG_F = np.array([figure.log for figure in FIGURES])
 
 @flax.struct.dataclass
 class RegimeState:
-    """State of the alarm, part of `types.TrainState`; float32 unless stated otherwise."""
+    """State of the alarm, part of `update.state.TrainState`; float32 unless stated otherwise."""
 
     levels: Levels
     sign_EF: Array  # int32, 1 while the figure is a sign

@@ -36,7 +36,7 @@ RULES = ("variance", "success", "empty", "nonfinite")
 
 @flax.struct.dataclass
 class StoppingState:
-    """State of the rules; part of `types.TrainState`."""
+    """State of the rules; part of `update.state.TrainState`."""
 
     variance_sum_E: Array  # float32, sum of the mean reward variance over the first iterations
     variance_count: Array  # int32, number of summed iterations, at most `baseline`

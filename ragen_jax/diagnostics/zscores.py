@@ -17,7 +17,7 @@ FORMS = ("", "_seq")  # per token, per reasoning
 
 @flax.struct.dataclass
 class ZScoreState:
-    """State of the moving averages; part of `types.TrainState`."""
+    """State of the moving averages; part of `update.state.TrainState`."""
 
     std: dict[str, Array]  # scope -> float32 [2], in the order of FORMS; -1: no batch yet
 

@@ -14,6 +14,7 @@ a step cover all groups that were played.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
@@ -25,7 +26,23 @@ from ragen_jax.core.sharding import place
 from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
 from ragen_jax.rollout.task import Task
-from ragen_jax.update.state import TrainState
+
+
+class ProblemState(Protocol):
+    """The part of a `TrainState` that depends on the problems played so far."""
+
+    @property
+    def seed_cursor(self) -> dict[str, Any]:
+        """{task name: uint32, number of environment seeds that were drawn}."""
+        ...
+
+    @property
+    def streak_P(self) -> dict[str, Any] | None:
+        """{task name: int32 [P], visits of each problem of the pool since it last had variance}."""
+        ...
+
+
+State = TypeVar("State", bound=ProblemState)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Collected:
 def collect(
     task: "Task",
     play: "Callable[[Task, list[int], jax.Array], list[Episode]]",
-    state: TrainState,
+    state: ProblemState,
     step: int,
 ) -> Collected:
     """Collect a task's groups of a step.
@@ -94,10 +111,8 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     return np.asarray(sample_variance(reward_GK, sound_GK=sound_GK)) > ZERO_SCORE
 
 
-def mark_played(
-    state: TrainState, tasks: "Sequence[Task]", collected: Sequence[Collected]
-) -> TrainState:
-    """Return the `TrainState` with cursors and streaks advanced by the groups that were played."""
+def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Collected]) -> State:
+    """Return the state with cursors and streaks advanced by the groups that were played."""
     cursors, streaks = dict(state.seed_cursor), dict(state.streak_P or {})
     for task, part in zip(tasks, collected, strict=True):
         name = task.name
@@ -110,7 +125,7 @@ def mark_played(
             ]
             after_P = count_visits(before_P, seeds, part.informative_N[part.judged_N])
             streaks[name] = place(after_P, streaks[name].sharding)
-    return dataclasses.replace(state, seed_cursor=cursors, streak_P=streaks)
+    return dataclasses.replace(cast(Any, state), seed_cursor=cursors, streak_P=streaks)
 
 
 def collect_groups(

@@ -405,7 +405,13 @@ def assign_credit(
         metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch.logp_BT, batch.mask_BT)
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(
-        *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
+        advantage_BT=advantage_BT,
+        target_BT=target_BT,
+        value_BT=value_BT,
+        old_logp_BT=old_logp_BT,
+        loss_scale=loss_scale,
+        metrics=metrics,
+        gate_E=outcomes.gate_E,
     )
 
 

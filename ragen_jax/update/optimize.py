@@ -334,8 +334,8 @@ def run_updates(
         index of the minibatch) -> `Added`; its second argument is donated.
       state: its params and opt_state are donated.
       rates: float32, the learning rate of each minibatch; may be longer than the minibatches.
-      through: `gradient` gets the state with the transformed parameters; None: with its parameters
-        as they are.
+      transform: `gradient` gets the state with the transformed parameters; None: it gets the state
+        unchanged.
 
     Returns:
       (state, the metrics of each minibatch, on the host).

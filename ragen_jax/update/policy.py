@@ -114,79 +114,6 @@ def rounding_decides(loss: Loss, dtype: str) -> bool:
     return dtype != "float32" or OBJECTIVES[loss.objective].of_sequence or narrow
 
 
-def loss_parts(
-    model: Qwen,
-    loss: Loss,
-    params: Params,
-    ref_params: Params | None,
-    piece: dict[str, Any],
-    kl_scale: jax.Array | float = 1.0,
-    unchanged: jax.Array | bool | None = None,
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
-    """Return the summands of the loss of a piece of a minibatch, coefficients included.
-
-    | part | value at each token |
-    | --- | --- |
-    | task | the objective's term (objectives.OBJECTIVES) |
-    | kl | kl_coef * kl_scale * KL(policy || reference); absent if kl_coef is 0 |
-    | entropy | -entropy_coef * H, times the bonus if the piece has one |
-
-    Args:
-      ref_params: parameters of the KL reference; not read when kl_coef is 0.
-      piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
-        (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
-        and optionally bonus (`bonus.entropy_weights`).
-      kl_scale: multiplies kl_coef.
-      unchanged: scalar bool, whether params are those before the first update: ratios are then
-        exactly 1. None: ratios are taken to piece["logp"].
-
-    Returns:
-      (dict of the parts, dict of this piece's contributions to metrics averaged over the
-      minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars.
-    """
-    tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
-    exact = loss.kl_coef and loss.kl_kind == losses.EXACT
-    logp_BT, entropy_BT, *exact_kl = token_statistics(
-        model,
-        params,
-        tokens_BT,
-        temperature=loss.temperature,
-        reference=ref_params if exact else None,
-    )
-    old_BT = piece["logp"]
-    if unchanged is not None:
-        old_BT = jnp.where(unchanged, jax.lax.stop_gradient(logp_BT), old_BT)
-    task, metrics = losses.policy_loss(
-        logp_BT,
-        old_BT,
-        piece["advantage"],
-        mask_BT,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        clip_c=loss.clip_c,
-        aggregation=loss.aggregation,
-        terms=OBJECTIVES[loss.objective].terms,
-        weights=weights,
-    )
-    parts = {"task": task}
-    further: dict[str, tuple[jax.Array | float, jax.Array]] = {
-        "entropy": (-loss.entropy_coef, entropy_BT)
-    }
-    factor = {"entropy": piece["bonus"]} if "bonus" in piece else {}
-    if exact:
-        further["kl"] = loss.kl_coef * kl_scale, exact_kl[0]
-    elif loss.kl_coef:
-        ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
-        kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
-        further["kl"] = loss.kl_coef * kl_scale, kl_BT
-    for name, (coef, x_BT) in further.items():
-        paid_BT = x_BT * factor[name] if name in factor else x_BT
-        parts[name] = coef * losses.weighted_sum(paid_BT, mask_BT, weights.loss_BT)
-        metrics[name] = losses.weighted_sum(x_BT, mask_BT, weights.mean_BT)
-    gap = jnp.where(mask_BT > 0, jnp.abs(logp_BT - piece["logp"]), 0.0).max()
-    return parts, metrics | {"policy_loss": task}, gap
-
-
 @flax.struct.dataclass
 class PolicyLoss:
     """The loss of a piece of a minibatch as a function of the trained parameters."""
@@ -203,13 +130,70 @@ class PolicyLoss:
         piece: dict[str, Any],
         unchanged: jax.Array | bool | None = None,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
-        """Return `loss_parts` of a piece at the trained parameters."""
-        reference = self.ref_params
+        """Return the summands of the loss of a piece of a minibatch, coefficients included.
+
+        | part | value at each token |
+        | --- | --- |
+        | task | the objective's term (objectives.OBJECTIVES) |
+        | kl | kl_coef * kl_scale * KL(policy || reference); absent if kl_coef is 0 |
+        | entropy | -entropy_coef * H, times the bonus if the piece has one |
+
+        Args:
+          params: the trained parameters.
+          piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
+            (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
+            and optionally bonus (`bonus.entropy_weights`).
+          unchanged: scalar bool, whether params are those before the first update: ratios are then
+            exactly 1. None: ratios are taken to piece["logp"].
+
+        Returns:
+          (dict of the parts, dict of this piece's contributions to metrics averaged over the
+          minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars.
+        """
+        model, loss, ref_params = self.model, self.settings, self.ref_params
         if self.context is not None:
-            params, reference = self.context.attach(params), self.context.reference(reference)
-        return loss_parts(
-            self.model, self.settings, params, reference, piece, self.kl_scale, unchanged
+            params, ref_params = self.context.attach(params), self.context.reference(ref_params)
+        tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
+        exact = loss.kl_coef and loss.kl_kind == losses.EXACT
+        logp_BT, entropy_BT, *exact_kl = token_statistics(
+            model,
+            params,
+            tokens_BT,
+            temperature=loss.temperature,
+            reference=ref_params if exact else None,
         )
+        old_BT = piece["logp"]
+        if unchanged is not None:
+            old_BT = jnp.where(unchanged, jax.lax.stop_gradient(logp_BT), old_BT)
+        task, metrics = losses.policy_loss(
+            logp_BT,
+            old_BT,
+            piece["advantage"],
+            mask_BT,
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            clip_c=loss.clip_c,
+            aggregation=loss.aggregation,
+            terms=OBJECTIVES[loss.objective].terms,
+            weights=weights,
+        )
+        parts = {"task": task}
+        further: dict[str, tuple[jax.Array | float, jax.Array]] = {
+            "entropy": (-loss.entropy_coef, entropy_BT)
+        }
+        factor = {"entropy": piece["bonus"]} if "bonus" in piece else {}
+        if exact:
+            further["kl"] = loss.kl_coef * self.kl_scale, exact_kl[0]
+        elif loss.kl_coef:
+            ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
+            kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
+            further["kl"] = loss.kl_coef * self.kl_scale, kl_BT
+        for name, (coef, x_BT) in further.items():
+            paid_BT = x_BT * factor[name] if name in factor else x_BT
+            parts[name] = coef * losses.weighted_sum(paid_BT, mask_BT, weights.loss_BT)
+            metrics[name] = losses.weighted_sum(x_BT, mask_BT, weights.mean_BT)
+        gap = jnp.where(mask_BT > 0, jnp.abs(logp_BT - piece["logp"]), 0.0).max()
+        return parts, metrics | {"policy_loss": task}, gap
 
 
 @functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
@@ -228,12 +212,12 @@ def policy_gradient(
     """Add the gradient of micro-batches of one length to the gradient of a minibatch's loss.
 
     Args:
-      ref_params, unchanged: as in `loss_parts`.
+      ref_params, unchanged: as in `PolicyLoss`.
       grads: the gradient so far, like params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
         optionally bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      scales: (scalar that multiplies the whole loss, kl_scale of `loss_parts`).
+      scales: (scalar that multiplies the whole loss, kl_scale of `PolicyLoss`).
       frozen: set if params are adapters (ref_params is then not read) or rows show images.
     """
     loss_scale, kl_scale = scales
@@ -335,9 +319,9 @@ def update_policy(
       state: its params and opt_state are donated.
       plan: the result of `plan_policy`.
       rates: float32, the learning rate of each minibatch (schedules.learning_rates).
-      ref_params: as in `loss_parts`.
+      ref_params: as in `PolicyLoss`.
       frozen: set if the state's parameters are LoRA adapters or rows show images.
-      through: as in `optimize.run_updates`.
+      transform: as in `optimize.run_updates`.
 
     Returns:
       (TrainState, update/* metrics). The metrics are means over the minibatches, except that

@@ -65,7 +65,7 @@ def minibatch_logps(
 
     Rows are read at the same length and in the same micro-batches as in the update, so that both
     forward passes round alike. The first minibatch keeps the sampler's log-probs: its parameters
-    are still unchanged, and `policy.loss_parts` then sets its ratios to 1.
+    are still unchanged, and `policy.PolicyLoss` then sets its ratios to 1.
 
     Args:
       params: the parameters before the update, as the model reads them.

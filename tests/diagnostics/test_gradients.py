@@ -24,7 +24,7 @@ from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.update.optimize import MinibatchLayout
-from ragen_jax.update.policy import ForwardContext, PolicyLoss, init_state, loss_parts
+from ragen_jax.update.policy import ForwardContext, PolicyLoss, init_state
 
 G, K = 5, 3
 
@@ -394,7 +394,7 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     )
 
     def total(adapters):
-        parts, *_ = loss_parts(model, LOSS, frozen.attach(adapters), params, piece)
+        parts, *_ = PolicyLoss(model, LOSS, params).parts(frozen.attach(adapters), piece)
         return sum(parts.values())
 
     whole = jax.jit(jax.grad(total))(adapters)
