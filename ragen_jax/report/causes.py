@@ -169,7 +169,7 @@ CAUSES = (
         f"at least {CUT:.0%} of the saved replies used all of rollout.max_new_tokens and are "
         f"not valid; without saved replies: the mean length is at least {NEAR} of the limit "
         f"and {CUT:.0%} of the reasoning is not closed",
-        "Replies cut off at `rollout.max_new_tokens` (length at its limit) want a larger limit or "
+        "Replies cut off at `rollout.max_new_tokens` (length at its limit) need a larger limit or "
         "`reward.overlong_buffer`",
         "rollout/",
         truncation,
@@ -178,7 +178,7 @@ CAUSES = (
         "format",
         f"valid replies or closed reasoning signal collapse, and less than {EXPLAINED:.0%} of "
         "the invalid replies were cut off",
-        "other garbage wants less entropy bonus, a lower learning rate, a stricter "
+        "other garbage needs less entropy bonus, a lower learning rate, or a stricter "
         "`env.format_penalty`.",
         "rollout/",
         malformed,
@@ -186,8 +186,8 @@ CAUSES = (
     Cause(
         "groups without variance",
         f"the mean of filter/zero_groups over {STEPS} steps is at least {ZERO}",
-        "Low variance has these three causes with three treatments, which a filter treats alike: "
-        "it drops them all.",
+        "Low variance has three causes (`solved`, `failed`, `tied`) and three remedies, but a "
+        "filter treats them alike: it drops all of these groups.",
         "anatomy/",
         no_variance,
     ),
@@ -195,8 +195,8 @@ CAUSES = (
         "sampler/trainer mismatch",
         f"rollout/logp_gap is above {FLOAT32_GAP:g} in float32, or {GAP_RISE} times the median "
         f"of its first {STEPS} steps in other dtypes, for {IN_A_ROW} steps in a row",
-        "`logp_gap` is float rounding: larger in bfloat16. In float32, more than 1e-3 is worth a "
-        "report.",
+        "`logp_gap` is float rounding, and larger in bfloat16. In float32, report a value above "
+        "1e-3 as a bug.",
         "rollout/",
         mismatch,
     ),
@@ -205,7 +205,7 @@ CAUSES = (
         "information signals collapse while H(Z|X) is not below half of its level and "
         "valid replies do not signal collapse",
         "Lower the entropy bonus and the learning rate, raise the KL coefficient, filter by reward "
-        "variance, go back to a checkpoint from before.",
+        "variance, or go back to a checkpoint from before.",
         "collapse/",
         template,
     ),
@@ -219,7 +219,7 @@ CAUSES = (
     Cause(
         "false statements in the reasoning",
         "the fraction of true statements signals collapse before information does",
-        "Lower the learning rate; go back to a checkpoint.",
+        "Lower the learning rate, or go back to a checkpoint.",
         "reasoning/",
         untrue,
     ),
