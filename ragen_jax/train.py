@@ -50,7 +50,7 @@ def train(
     """Start or resume the training run in `workdir`; return the exit code.
 
     Args:
-      repair: whether to resume although lines of metrics.jsonl are damaged or lost.
+      repair: whether to resume even if lines of metrics.jsonl are damaged or lost.
       strict: whether to refuse to resume if versions, devices, code or files have changed.
       stall_timeout: with several processes, seconds without progress after which all exit.
 
@@ -75,7 +75,7 @@ def train(
 
 
 def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
-    """Run the iterations after `state` to the end of the run; return the exit code."""
+    """Train from `state` to the end of the run; return the exit code."""
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
     run.first_look(policy)
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
         if "://" in (WORKDIR.value or ""):
             raise ValueError(
                 f"--workdir is {WORKDIR.value}; it must be a path that all processes see, such "
-                "as an NFS mount: metrics.jsonl is appended to, which a bucket cannot do"
+                "as an NFS mount: training appends to metrics.jsonl, and a bucket cannot append"
             )
         workdir = Path(WORKDIR.value) if WORKDIR.value else None
         if workdir and workdir.exists() and not workdir.is_dir():
@@ -159,14 +159,14 @@ if __name__ == "__main__":
     REPAIR = flags.DEFINE_bool(
         "repair",
         False,
-        "Resume although lines of the run's metrics.jsonl are damaged or lost; damaged lines "
+        "Resume even if lines of the run's metrics.jsonl are damaged or lost; damaged lines "
         "are moved to a separate file.",
     )
     STRICT = flags.DEFINE_bool(
         "strict",
         False,
         "Refuse to resume a run if versions, devices, code or data files have changed since it "
-        "last ran and numbers would differ.",
+        "last ran, so that numbers would differ.",
     )
     STALL = flags.DEFINE_float(
         "stall_timeout",

@@ -2,7 +2,7 @@
 
     play -> make_batch -> diagnose -> inform -> ... -> watch
 
-The mathematics is in other modules; the functions here pass it the parts of a `Task` and a `Run`.
+The mathematics is in other modules; the functions here call it with parts of a `Task` or `Run`.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ def play(
     metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
     if len(run.tasks) > 1:
         metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
-        if not all(map(success_is_defined, episodes_E)):  # no overall success
+        if not all(map(success_is_defined, episodes_E)):  # undefined for some environment
             for name in ("rollout/success", "rollout/success_ci95"):
                 metrics.pop(name, None)
     metrics["time/environment"] = clock.seconds
@@ -91,8 +91,8 @@ def play(
 def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
     """Report broken episodes.
 
-    An environment that breaks too often stops the run. Unusable prompts never do: a prompt is the
-    input of a single episode, so these episodes are left out and counted.
+    An environment that breaks too often stops the run. Unusable prompts never stop it: each affects
+    a single episode, which is left out and counted.
     """
     all_errors = [episode.error for episode in episodes if episode.error]
     fired = []
@@ -118,7 +118,7 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
 def episodes_of(
     run: Run, policy: Params, clock: Clock | None = None
 ) -> Callable[[Task, Sequence[int], jax.Array], list[Episode]]:
-    """Return a function (task, seeds_G, key) -> the episodes of a policy.
+    """Return a function (task, seeds_G, key) -> episodes that plays the given policy.
 
     Args:
       clock: as in `rollout`.
@@ -184,9 +184,9 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
 
     bonus_BT (mi_coef) rewards reasoning for its information about the prompt. It covers the first
     turn, and later turns if prompts show no earlier replies, which would identify the prompt.
-    gate_E (entropy_gate) scales the entropy bonus by the information that is left, as measured by
-    the collapse alarm up to the previous step. sampled_entropy_BT (zvp_coef with rollout.ahead) is
-    the entropy of the policy that sampled, which the advantages of RL-ZVP need.
+    gate_E (entropy_gate) scales the entropy bonus by the remaining fraction of the information, as
+    measured by the collapse alarm up to the previous step. sampled_entropy_BT (zvp_coef with
+    rollout.ahead) is the entropy of the sampling policy, which the advantages of RL-ZVP need.
 
     Returns:
       (`Outcomes`, metrics: bonus/mi, the mean information in nats per reasoning; {} if mi_coef is
@@ -244,12 +244,12 @@ def rewarded_batch(
     *,
     format_penalty_G: np.ndarray | None = None,
 ) -> tuple[Batch, np.ndarray]:
-    """Return (`Batch` with rewards, return_GK), with rows padded to the length of a bucket.
+    """Return (`Batch` with rewards, return_GK); rows are padded to a bucket length.
 
     Args:
       episodes: G * K episodes, group by group.
-      format_penalty_G: format penalty of each group, if the environments differ in it; None: that
-        of `penalties`.
+      format_penalty_G: format penalty of each group, if it differs between environments; None:
+        `penalties.format_penalty`.
     """
     longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
     return add_rewards(
