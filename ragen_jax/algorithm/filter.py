@@ -1,8 +1,8 @@
 """SNR-aware filtering: score each group of episodes, then keep the groups worth learning from.
 
 Axes: G groups (prompts), K episodes per group. A filter returns a mask, never a smaller batch.
-Names (metric, strategy, mode, keep) and the numbers value and eps are static Python values; arrays
-are traced, so the functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
+The strings metric, strategy, mode and keep and the numbers value and eps are static; arrays are
+traced, so the functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
 """
 
 import dataclasses
@@ -63,9 +63,9 @@ def group_scores(
 
     | metric | formula over the K members, or over the sound members |
     | --- | --- |
-    | reward_variance | sum (R - mean R)^2 / (K - 1); 0 for a group of one (the paper) |
-    | reward_std | square root of reward_variance (the released code) |
-    | reward_sum, reward_mean | sum R (of sound members: K * their mean), mean R |
+    | reward_variance | sum (R - mean R)^2 / (K - 1); 0 if K = 1 (as in the paper) |
+    | reward_std | square root of reward_variance (as in the paper's released code) |
+    | reward_sum, reward_mean | sum R (with sound_GK: K * mean over sound members), mean R |
     | entropy, entropy_variance | mean, sample variance of entropy_GK |
     | length | mean of length_GK |
 
@@ -74,10 +74,10 @@ def group_scores(
       metric: a key of METRICS.
       entropy_GK: mean policy entropy of each episode; needed by the entropy metrics.
       length_GK: sampled tokens of each episode; needed by `length`.
-      sound_GK: bool, the episodes whose environment did not break; None: all.
+      sound_GK: bool, whether the episode's environment did not break; None: all True.
     Returns:
-      score_G float32; NaN for a group of two or more with fewer than two sound members, which
-      is then not a candidate.
+      score_G float32; NaN for a group of two or more with fewer than two sound members, which is
+      never a candidate for selection.
     Raises:
       ValueError: unknown metric, or the array that the metric reads is missing.
       AssertionError: an array is not of rank 2, or shapes differ.
@@ -113,10 +113,10 @@ def select_groups(
     first, or smallest first with keep="smallest".
 
     - top_p, value >= 1: every candidate.
-    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Add up the
-      positive scores, first to last, until the running sum reaches the threshold. Keep the added
-      groups if the sum reached it, otherwise none. A batch whose total mass is below eps is
-      rejected: the threshold is reached before the first addition.
+    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Add up the positive
+      scores, first to last, until the running sum reaches the threshold. Keep the added groups if
+      the sum reached it, otherwise none. If value * sum is at most eps, the threshold is reached
+      before the first addition and no group is kept.
     - top_p, softmax: the shortest prefix, at least one group, whose softmax probabilities (of the
       negated scores for keep="smallest") sum to value.
     - top_k: the first int(value * G) candidates; top_k_abs: the first int(value); at least one.
@@ -133,7 +133,7 @@ def select_groups(
     Returns:
       keep_G bool.
     Raises:
-      ValueError: unknown strategy, mode or keep; min_p over the smallest with value <= 0.
+      ValueError: unknown strategy, mode or keep; min_p with keep="smallest" and value <= 0.
       AssertionError: score_G is not of rank 1.
     """
     chex.assert_rank(score_G, 1)
@@ -154,7 +154,7 @@ def select_by_environment(
     value: float | Sequence[float] = 0.9,
     **options: Any,
 ) -> jax.Array:
-    """Run select_groups for each environment separately, so that none starves another.
+    """Run select_groups on each environment separately, so that none crowds out another.
 
     Args:
       score_G: scores, listed environment by environment.
@@ -166,7 +166,7 @@ def select_by_environment(
     Returns:
       keep_G bool.
     Raises:
-      ValueError: groups_E do not sum to G; whatever select_groups raises.
+      ValueError: groups_E do not sum to G, or select_groups raises it.
       AssertionError: score_G is not of rank 1.
     """
     chex.assert_rank(score_G, 1)
@@ -193,8 +193,8 @@ def select_members(
     Args:
       return_GK: undiscounted episode returns, penalties included.
       top, bottom: static, at least 0, not both 0.
-      sound_GK: bool, the episodes whose environment did not break; only these are ranked. None:
-        all.
+      sound_GK: bool, whether the episode's environment did not break; only sound episodes are
+        ranked. None: all True.
     Returns:
       keep_GK bool; groups with the same number of sound members keep the same number.
     Raises:
@@ -226,7 +226,7 @@ LOSS_SCALES = {
 }
 
 
-# The same for a loss that is a sum over the rows, which already falls with the keep rate.
+# Factors for a loss that is a sum over the rows, and so already falls with the keep rate.
 SUMMED_LOSS_SCALES = {
     "none": lambda kept: (1.0, 1.0),
     "linear": lambda kept: (1.0, 1.0),
@@ -243,7 +243,8 @@ def loss_scales(kept: float, mode: str, *, summed: bool = False) -> tuple[float,
     KL and entropy at full weight, as in the released code.
 
     A loss that is a sum over the rows and not a mean (losses.SUMMED) has already fallen with the
-    keep rate. Its factors are the remaining factors to the same weights; none leaves it unchanged.
+    keep rate. Its factors apply only the remaining scaling, so that linear, sqrt and advantage give
+    the same weights as for a mean; none leaves the loss as it is.
 
     Args:
       kept: fraction of the groups that was kept, from 0 to 1; above 0 if summed.
@@ -291,7 +292,7 @@ def _linear(
     # put the threshold out of reach, and a good batch would be rejected. Negative scores come after
     # the positive scores and only lower the total.
     threshold = value * jnp.sum(after_G[-1:]) - eps
-    # Walkable scores are positive and sorted to the front, so the walked groups are a prefix.
+    # The scores of walkable_G are positive and sorted to the front, so walked_G is a prefix.
     walked_G = walkable_G[order_G] & (before_G < threshold)
     reached = jnp.any(walked_G & (after_G >= threshold))
     return _unsort(walked_G & reached, order_G)
@@ -342,7 +343,7 @@ def _min_p(
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """A way to select groups by their scores."""
+    """A selection strategy: a function of the scores and the values it accepts."""
 
     # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
     select: Callable[..., jax.Array]
@@ -387,10 +388,10 @@ def _first(score_G: jax.Array, candidate_G: jax.Array, count: int, sign: float) 
 
 
 def _order(score_G: jax.Array, front_G: jax.Array, sign: float) -> jax.Array:
-    """Return the indices of the groups of front_G by sign * score, ties by index, then the rest."""
+    """Return the indices of the groups by sign * score, ties by index, those of front_G first."""
     by_score_G = jnp.argsort(sign * score_G, stable=True)
-    # Use a second stable sort, by membership, and not infinite keys for the rest: an infinite score
-    # would tie with them.
+    # Sort again by membership instead of giving the other groups infinite keys: a group with an
+    # infinite score would tie with them.
     return by_score_G[jnp.argsort(~front_G[by_score_G], stable=True)]
 
 

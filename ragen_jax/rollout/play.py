@@ -1,8 +1,8 @@
 """Play G groups of K episodes: environments on the host, tokens on the device.
 
-All episodes of a step run in one batch, turn by turn. Members of a group share their first
-prompt, which is read once. Later turns either extend the cache (the prompt continues the row)
-or read a new prompt. The choice follows from the prompts, so this file does not know context modes.
+All episodes of a step run in one batch, turn by turn. Members of a group share their first prompt,
+which is prefilled once. A later turn extends the cache if its prompt continues the cached row, and
+otherwise prefills the new prompt. Only the token ids decide this, not the context mode.
 
 On a mesh (`jax.set_mesh`), the episodes are divided over its row shards, and each shard drops its
 finished episodes separately. A process steps only the environments of its shards; at the end every
@@ -44,7 +44,7 @@ from ragen_jax.rollout.wire import from_bytes, to_bytes
 
 # The play of each of this process's rows, shard by shard; None is padding.
 Rows = list[Play | None]
-# State that the next turn may continue: (keys and values of the prompts, of the replies, the rows).
+# State that the next turn may extend: (KV cache of the prompts, KV cache of the replies, rows).
 Cache = tuple[Segment, Segment, Rows]
 
 
@@ -64,12 +64,12 @@ def rollout(
     An episode ends with an `Episode.error` if its environment breaks or its prompt cannot be used,
     for example because it leaves no room for a reply; the others continue. If this happens before
     the first observation, a reply to an empty observation is sampled and its actions are not run,
-    so that every episode has a turn.
+    so that every episode has at least one turn.
 
     Args:
       model, params: the policy.
       seeds_G, states_G: environment seeds and their initial states.
-      key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
+      key: typed PRNG key of the run and purpose; draws fold in seed, member, turn, token index.
       clock: adds up the time spent in environments.
 
     Returns:
@@ -93,7 +93,7 @@ def rollout(
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
-        begun = live if turn else plays  # `_read_groups` needs first prompts of all processes
+        begun = live if turn else plays  # `_read_groups` needs the first prompts of all groups
         begin_turns(begun, chat, room)
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
@@ -141,7 +141,7 @@ def _sample_replies(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
     """Return (tokens_BT, logp_BT, count_B, reply).
 
-    The arrays are those of this process's rows; `reply` has the keys and values of all rows.
+    The arrays cover this process's rows; `reply` has the keys and values of all rows.
     """
     sampling, max_new_tokens = settings.sampling, settings.budgets.max_new_tokens
     real = [play is not None for play in placed]
@@ -185,8 +185,9 @@ def compile_ahead(
     only the programs of the full batch are compiled.
 
     Args:
-      seed: environment seed of the problem. rows: episodes of a full batch. The others: as in
-        `rollout`.
+      model, params, settings, key: as in `rollout`.
+      seed: environment seed of the problem.
+      rows: number of episodes in a full batch.
     """
     shards, _ = row_shards()
     rows = -(-rows // shards)  # rows per shard
@@ -199,9 +200,10 @@ def compile_ahead(
 
 
 def _news(play: Play) -> np.ndarray:
-    """Return the tokens that a play's prompt adds to its cached row; empty if it does not continue.
+    """Return the tokens that a play's prompt adds to its cached row.
 
-    The last sampled token comes first, because it is not in the cache yet.
+    The last sampled token comes first, because it is not in the cache yet. The result is empty if
+    the prompt does not continue the cached row.
     """
     if not play.turns:
         return play.prompt[:0]
@@ -217,7 +219,7 @@ def _news(play: Play) -> np.ndarray:
 
 
 def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (int32 [rows, bucket of width], right-padded; lengths). An empty row gets length 1."""
+    """Return (int32 [rows, length bucket], right-padded; lengths). An empty row gets length 1."""
     tokens = np.zeros((len(rows), length_bucket(width)), np.int32)
     for tokens_T, row in zip(tokens, rows, strict=True):
         tokens_T[: len(row)] = row
@@ -242,7 +244,7 @@ def _read_groups(
     result is repeated for the members.
 
     Args:
-      firsts: one play of each group of all processes, with its turn begun.
+      firsts: first member of each group, over all processes, after `begin_turns`.
     """
     prompts = [play.prompt for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
@@ -257,12 +259,12 @@ def _read_groups(
 def _continue(
     model: Qwen, params: Params, cache: Cache, placed: Rows, longest: int, new: int
 ) -> tuple[Segment, jax.Array]:
-    """Extend the cache of the last turn for the episodes of `placed`."""
+    """Extend the cache of the previous turn for the episodes of `placed`."""
     segment, reply, before = cache
     _, mine = row_shards()
     size = len(before) // len(mine)
     row_of = {id(play): row % size for row, play in enumerate(before)}
-    # Padding rows follow the first episode of their shard.
+    # Padding rows reuse the cache of their shard's first row.
     rows_B = np.array([0 if play is None else row_of[id(play)] for play in placed], np.int32)
     tokens_BE, count_B = _pad([() if play is None else _news(play) for play in placed], new)
     return extend(

@@ -1,4 +1,4 @@
-"""The policy update: the loss of a micro-batch, its gradient, an iteration's updates.
+"""The policy update: the loss of a micro-batch, its gradient, and the updates of an iteration.
 
 Axes: B rows, T tokens, A micro-batches.
 """
@@ -87,7 +87,7 @@ def add_images(params: Params, images: Images | None) -> Params:
 
 
 def expose_image_embeddings(adapters: Params, images: Images) -> Params:
-    """Return the parameters that pieces are differentiated by if the vision tower has adapters.
+    """Return the parameters to differentiate by if the vision tower has adapters.
 
     They are the adapters of the language model and the image embeddings in float32. image_table.py
     continues the backward pass from these embeddings to the adapters of the tower.
@@ -96,16 +96,16 @@ def expose_image_embeddings(adapters: Params, images: Images) -> Params:
     return language | {"embeds": jnp.asarray(images.embed_ID, jnp.float32)}
 
 
-# Narrowest clip range of token ratios that cannot be exceeded by float32 rounding of log-probs.
+# Narrowest clip range that the float32 rounding of log-probs cannot exceed.
 FLOAT32_CLIP = 1e-3
 
 
 def rounding_decides(loss: Loss, dtype: str) -> bool:
     """Return whether rounding alone could clip a ratio of an unchanged policy.
 
-    The sampler's log-probs differ from the update's by rounding. If this is True, an update
-    therefore takes its ratios to log-probs of its own forward pass. It is True with activations
-    below float32, ratios of whole sequences, or a clip narrower than `FLOAT32_CLIP`.
+    The sampler's log-probs differ from the update's by rounding. If this is True, the update
+    computes ratios against log-probs from its own forward pass instead. It is True for activations
+    below float32, ratios of whole sequences, or a clip range narrower than `FLOAT32_CLIP`.
 
     Args:
       dtype: dtype of the model's activations.
@@ -130,21 +130,21 @@ class PolicyLoss:
         piece: dict[str, Any],
         unchanged: jax.Array | bool | None = None,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
-        """Return the summands of the loss of a piece of a minibatch, coefficients included.
+        """Return the terms of the loss of a piece (micro-batch) of a minibatch, coefficients included.
 
         | part | value at each token |
         | --- | --- |
         | task | the objective's term (objectives.OBJECTIVES) |
         | kl | kl_coef * kl_scale * KL(policy || reference); absent if kl_coef is 0 |
-        | entropy | -entropy_coef * H, times the bonus if the piece has one |
+        | entropy | -entropy_coef * H, times piece["bonus"] if present |
 
         Args:
           params: the trained parameters.
           piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
             (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
             and optionally bonus (`bonus.entropy_weights`).
-          unchanged: scalar bool, whether params are those before the first update: ratios are then
-            exactly 1. None: ratios are taken to piece["logp"].
+          unchanged: scalar bool, whether params have not been updated yet, which makes all ratios
+            exactly 1. None: ratios are computed against piece["logp"].
 
         Returns:
           (dict of the parts, dict of this piece's contributions to metrics averaged over the
@@ -209,11 +209,11 @@ def policy_gradient(
     frozen: ForwardContext | None = None,
     unchanged: jax.Array | None = None,
 ) -> optimize.Added:
-    """Add the gradient of micro-batches of one length to the gradient of a minibatch's loss.
+    """Add the gradient of micro-batches of equal length to the gradient of a minibatch's loss.
 
     Args:
       ref_params, unchanged: as in `PolicyLoss`.
-      grads: the gradient so far, like params, or None; donated.
+      grads: the gradient so far, with the structure of params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
         optionally bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
@@ -275,10 +275,11 @@ def plan_policy(
     rng: np.random.Generator,
     bonus_BT: np.ndarray | None = None,
 ) -> optimize.MinibatchPlan:
-    """Plan the policy's minibatches of the kept rows of a batch.
+    """Split the kept rows of a batch into minibatches for the policy update.
 
     Args:
-      batch: on the host. advantage_BT: float32.
+      batch: arrays on the host.
+      advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
       rng: decides the order of the rows; see `optimize.plan_minibatches`.
       bonus_BT: the result of `bonus.entropy_weights`; None: every token gets the entropy bonus.
