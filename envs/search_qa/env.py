@@ -276,8 +276,8 @@ def _check_generated(retriever: str, sources: dict[str, str | None]) -> None:
     for name, value in {"retriever": retriever, **sources}.items():
         if value != usual[name]:
             raise ValueError(
-                f"{name}={value!r} is for questions of a file, but path is None: generated ones "
-                "have an encyclopedia of their own, which is searched in process"
+                f"{name}={value!r} is for questions of a file, but path is None: generated "
+                "questions have their own encyclopedia, which is searched in process"
             )
 
 
