@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
         if "://" in (WORKDIR.value or ""):
             raise ValueError(
                 f"--workdir is {WORKDIR.value}; it must be a path that all processes see, such "
-                "as an NFS mount: training appends to metrics.jsonl, and a bucket cannot append"
+                "as an NFS mount: training appends to metrics.jsonl, which buckets do not support"
             )
         workdir = Path(WORKDIR.value) if WORKDIR.value else None
         if workdir and workdir.exists() and not workdir.is_dir():

@@ -388,7 +388,7 @@ def _first(score_G: jax.Array, candidate_G: jax.Array, count: int, sign: float) 
 
 
 def _order(score_G: jax.Array, front_G: jax.Array, sign: float) -> jax.Array:
-    """Return the indices of the groups by sign * score, ties by index, those of front_G first."""
+    """Return group indices: first those of front_G, each part by sign * score, ties by index."""
     by_score_G = jnp.argsort(sign * score_G, stable=True)
     # Sort again by membership instead of giving the other groups infinite keys: a group with an
     # infinite score would tie with them.

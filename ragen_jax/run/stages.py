@@ -118,7 +118,7 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
 def episodes_of(
     run: Run, policy: Params, clock: Clock | None = None
 ) -> Callable[[Task, Sequence[int], jax.Array], list[Episode]]:
-    """Return a function (task, seeds_G, key) -> episodes that plays the given policy.
+    """Return a function that plays a policy: (task, seeds_G, key) -> episodes.
 
     Args:
       clock: as in `rollout`.

@@ -87,7 +87,7 @@ def add_images(params: Params, images: Images | None) -> Params:
 
 
 def expose_image_embeddings(adapters: Params, images: Images) -> Params:
-    """Return the parameters to differentiate by if the vision tower has adapters.
+    """Return the parameters to differentiate with respect to if the tower has adapters.
 
     They are the adapters of the language model and the image embeddings in float32. image_table.py
     continues the backward pass from these embeddings to the adapters of the tower.
@@ -130,7 +130,7 @@ class PolicyLoss:
         piece: dict[str, Any],
         unchanged: jax.Array | bool | None = None,
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
-        """Return the terms of the loss of a piece (micro-batch) of a minibatch, coefficients included.
+        """Return the terms of the loss of a micro-batch of a minibatch, coefficients included.
 
         | part | value at each token |
         | --- | --- |
