@@ -24,7 +24,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import NONE, TOP_P
 from ragen_jax.lab import arms, mechanism
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.run import load
+from ragen_jax.run import load, start
 from ragen_jax.storage.metrics_reader import read_metrics
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
@@ -105,6 +105,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
         raise ValueError(f"{STOPPED}: {config.model.path}")
 
     monkeypatch.setattr(load, "load_policy", stop)
+    monkeypatch.setattr(start, "load_policy", stop)
     code, out, err = call(*shortened(command, tmp_path / "run", language_model))
     assert code == 2 and err.startswith(f"error: {STOPPED}"), err
     mine = [word for word in shlex.split(command, comments=True) if "=" in word]
@@ -132,6 +133,7 @@ def test_a_command_without_any_argument(module, code, expected, monkeypatch):
         raise ValueError(f"{STOPPED}: {config.model.path}")
 
     monkeypatch.setattr(load, "load_policy", stop)
+    monkeypatch.setattr(start, "load_policy", stop)
     found, out, err = call(module)
     assert found == code and expected in out + err, out + err
 

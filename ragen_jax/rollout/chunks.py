@@ -174,7 +174,7 @@ def decode_chunk(
         hidden, (k, v) = new
         reply_k, reply_v = put(reply_k, k, index), put(reply_v, v, index)
         logits_BV = output_logits(params, hidden[:, 0]) / temperature
-        scaled_BV = settings.truncate(logits_BV)
+        scaled_BV = settings.filter_logits(logits_BV)
         drawn, logp_B = choose(scaled_BV, noise(keys_B, batch.drawn_B + index, V))
         token_B = jnp.where(done_B, 0, drawn).astype(jnp.int32)
         logp_B = jnp.where(done_B, 0.0, logp_B)

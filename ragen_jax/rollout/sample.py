@@ -52,7 +52,7 @@ class DecodeSettings:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def truncate(self, logits_BV: jax.Array) -> jax.Array:
+    def filter_logits(self, logits_BV: jax.Array) -> jax.Array:
         """Set logits outside the kept set to -inf."""
         return truncate(logits_BV, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
@@ -291,7 +291,7 @@ def decode(
     stop_V = jnp.asarray(np.isin(np.arange(V), settings.stop_ids))
 
     def draw(index, logits_BV, done_B):
-        scaled_BV = settings.truncate(logits_BV / temperature)
+        scaled_BV = settings.filter_logits(logits_BV / temperature)
         token_B, logp_B = choose(scaled_BV, noise(keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)

@@ -13,7 +13,7 @@ from simulated_runs import write_run
 
 from ragen_jax.lab import arms
 from ragen_jax.preflight import compile as compiling
-from ragen_jax.run import load
+from ragen_jax.run import load, start
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 STOPPED = "nothing is loaded here"
@@ -95,6 +95,7 @@ def accepted(words, code, err):
 def test_a_training_command_starts(command, reader, monkeypatch):
     """Up to the model; every field that it sets is read, by the run or later."""
     monkeypatch.setattr(load, "load_policy", stop)
+    monkeypatch.setattr(start, "load_policy", stop)
     words = reader(command.text)
     code, out, err = call(*words)
     assert accepted(words, code, err), err

@@ -68,5 +68,5 @@ def test_twenty_tasks_each_with_settings_of_its_own():
     plan = arms.arms(EXPERIMENTS["tasks"], reasoning_gym.get_config("tiny"))
     assert len(plan) == 40
     options = [arm.config.env.options for arm in plan]
-    assert len({o.task for o in options}) == 20 and {len(o.settings) for o in options} == {0}
-    assert {o.level for o in options} == {0, 1}
+    assert len({o["task"] for o in options}) == 20 and {len(o["settings"]) for o in options} == {0}
+    assert {o["level"] for o in options} == {0, 1}

@@ -525,7 +525,7 @@ def test_what_sees_is_beside_every_program(seeing):
         )
         assert (held, arguments) == ((0, table - empty) if read else (table - empty, 0)), name
         assert sees[name].lower().out_info is not None
-    run = shapes.describe(sokoban_seeing(seeing), jax.devices()[:1], 40, 8)
+    run = shapes.describe(freeze(Config, sokoban_seeing(seeing)), jax.devices()[:1], 40, 8)
     # Matrices and biases in bfloat16: the patches', two layers', the merger's; scales in float32.
     layer = 4 * (64 + 8) + 2 * (40 + 5) + 40 + 8
     params = 1176 * 8 + 2 * layer + 32 * 32 + 32 + 32 * 4 + 4

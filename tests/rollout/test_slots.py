@@ -77,11 +77,12 @@ def played_by(name, context, **limits):
     return Qwen(config), params, task
 
 
-def collected(model, params, task, clock=None, **changes):
+def collected(model, params, task, clock=None, group_size=None, **changes):
     """The episodes of a step."""
     settings = dataclasses.replace(task.settings, **changes)
     changed = types.SimpleNamespace(**vars(task))
     changed.settings = changed.training_settings = settings
+    changed.group_size = group_size or task.group_size
     state = types.SimpleNamespace(seed_cursor={task.name: 3}, streak_P=None)
     play = episodes_of(types.SimpleNamespace(model=model), params, clock)
     return collect(changed, play, state, 1).episodes
@@ -312,7 +313,7 @@ def test_a_first_prompt_as_expected_sizes_the_cache_and_changes_no_episode(monke
     monkeypatch.setattr(slots, "cache_sizes", lambda **x: expected.append(x) or sizes(**x))
     theirs = collected(model, params, task, slots=8)
     for tokens in (9, 200):  # shorter and longer than they are
-        ours = collected(model, params, task, slots=8, first_prompts=(tokens,))
+        ours = collected(model, params, task, slots=8, first_prompt=tokens)
         assert_same(model, params, task, ours, theirs)
     assert [x["prompt"] for x in expected[1:]] == [9, 200] and 9 < expected[0]["prompt"] < 200
 

@@ -14,7 +14,6 @@ from ragen_jax.algorithm.algorithms import ALGORITHMS, OF_TOKENS
 from ragen_jax.algorithm.batch import take_rows
 from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties, check_host_memory
-from ragen_jax.config.check import check
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base, recipes
@@ -85,6 +84,7 @@ def episodes(make_turn, make_episode):
 
 def outcomes_of(config, episodes):
     """(batch with rewards, `Outcomes`) of the episodes of a config's context."""
+    config = load_config(config)
     episodes = episodes[config.env.context]
     penalty_G = np.repeat(config.env.format_penalty, G)
     penalties = build_penalties(config)
@@ -99,12 +99,9 @@ def outcomes_of(config, episodes):
 
 def advantages(config, policy, episodes, keep_GK=None):
     """(advantages as train.py gets them, batch, mask of the episodes kept, update/* metrics)."""
-    check(config)
-    model, params = policy
+    config, (model, params) = load_config(config), policy
     mesh, _ = build_meshes(config)
-    learner, state = build_learner(
-        load_config(config), model, jax.tree.map(lambda x: x + 0, params), mesh
-    )
+    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
     batch, outcomes = outcomes_of(config, episodes)
     with jax.set_mesh(mesh):
         selection, _ = select(learner, state, batch, outcomes)
