@@ -75,6 +75,7 @@ def learn(make_turn, make_episode):
     return step
 
 
+@pytest.mark.medium
 def test_a_filter_strategy(config, learn, monkeypatch):
     def above(score_G, candidate_G, *, value, **_):
         return candidate_G & (score_G > value)
@@ -92,6 +93,7 @@ def test_a_filter_strategy(config, learn, monkeypatch):
         check(config)
 
 
+@pytest.mark.medium
 def test_an_objective(config, learn, monkeypatch):
     def reinforce(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
         metrics = dict.fromkeys(
@@ -116,6 +118,7 @@ def test_an_objective(config, learn, monkeypatch):
         check(config)
 
 
+@pytest.mark.medium
 def test_an_algorithm(config, learn, monkeypatch):
     config.algorithm.name = "above_best"
     with pytest.raises(ValueError, match="config.algorithm.name is 'above_best'"):

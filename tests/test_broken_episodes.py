@@ -88,6 +88,7 @@ OF_GROUPS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [*RETURNS, *OF_GROUPS])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), ties=st.booleans())
@@ -104,6 +105,7 @@ def test_broken_members_change_no_statistic_of_their_group(name, seed, ties):
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_by_hand():
     """Returns 1, 0 and a broken member that has their mean, as `sum_turns` gives it."""
     return_GK = np.array([[1.0, 0.0, 0.5], [2.0, 9.0, 9.0]])
@@ -127,6 +129,7 @@ def test_by_hand():
     np.testing.assert_allclose(alone, [[3.0], [0.0]], rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("normalize", ["identity", "mean_std"])
 def test_no_algorithm_sees_broken_members(name, normalize):
@@ -169,6 +172,7 @@ SETTINGS = Filter(
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("strategy, value", [("none", 1.0), ("top_p", 0.9), ("top_k", 1.0)])
 @pytest.mark.parametrize("mode", filter.MODES)
 @pytest.mark.parametrize("include_zero", [True, False])
@@ -311,6 +315,7 @@ def test_lost_groups_are_counted_and_say_nothing(pairs):
     assert sum(classes[f"anatomy/{x}_count"] for x in ("mixed", "solved", "failed", "tied")) == 4
 
 
+@pytest.mark.medium
 def test_the_mean_variance_is_that_of_groups_with_sound_members():
     return_GK = np.array([[1.0, 0.0, 0.5], [2.0, 2.0, 2.0], [0.0, 3.0, 3.0]])
     sound_GK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
@@ -343,6 +348,7 @@ def test_a_prompt_that_broke_is_no_column(pairs, make_turn, make_episode):
     assert found.group_N.tolist() == [0, 2] and found.prompt_M.tolist() == [1, 0, 1]
 
 
+@pytest.mark.medium
 def test_dynamic_sampling_does_not_judge_what_broke(make_turn, make_episode):
     def play(index):
         """Groups: differs, lost, equal, differs but for what broke."""

@@ -339,7 +339,16 @@ def get_config():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("redirection", ["> /dev/full", "| head -1", "0<&- 1>&- 2>&-", "> seen"])
+@pytest.mark.parametrize(
+    "redirection",
+    [
+        "> /dev/full",
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("| head -1", "0<&- 1>&- 2>&-", "> seen")
+        ),
+    ],
+)
 def test_a_run_ends_as_if_nothing_had_happened(redirection, tmp_path, language_model):
     """All texts in observations and in errors of every kind, on consoles of every kind."""
     config = tmp_path / "hostile.py"

@@ -25,6 +25,7 @@ def hidden_imports(source):
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.fast
 def test_no_module_of_ours_is_imported_for_types_alone():
     """An arrow that only the type checker sees hides a circle."""

@@ -92,6 +92,7 @@ def lacks(call: ast.Call, reason: str) -> list[str]:
     return [f"{name}={value}" for name, value in wanted if given.get(name) != value]
 
 
+@pytest.mark.medium
 def test_every_call_that_could_load_code_is_listed_with_the_argument_that_forbids_it():
     rows, found, faults = table(), set(), []
     for path in sources("ragen_jax", "envs", "configs", "launch"):
@@ -117,6 +118,7 @@ def test_the_tests_that_hold_a_promise_are_there():
         assert any(path == name or path.endswith(f"/{name}") for path in there), name
 
 
+@pytest.mark.medium
 def test_no_source_imports_a_format_that_is_code_or_starts_a_shell():
     for path in sources("ragen_jax", "envs", "configs", "launch", "benchmarks"):
         for node in ast.walk(parsed(path.read_text())):

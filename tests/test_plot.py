@@ -17,6 +17,7 @@ def folders(tmp_path):
     return [write_run(tmp_path / f"seed-{seed}", steps=20, seed=seed) for seed in range(2)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_the_command_writes_the_picture(folders, tmp_path, ending, begins):
     out = tmp_path / f"curves.{ending}"

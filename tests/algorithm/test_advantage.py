@@ -166,6 +166,7 @@ def test_shape_errors():
         whiten(np.ones((2, 3)), np.ones((2, 1)))
 
 
+@pytest.mark.medium
 def test_soft_weights():
     # sample stds: of 0, 2: sqrt 2; of 1, 1: 0; of 0, 1: sqrt(1/2)
     return_GK = np.array([[0.0, 2.0], [1.0, 1.0], [0.0, 1.0]])
@@ -249,6 +250,7 @@ def random_rows(seed, B=6, T=17):
     return *(x.astype(np.float32) for x in arrays), end_BT
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("gamma, lam, turn_gamma", [(1.0, 1.0, 1.0), (0.97, 0.9, 0.8), (1, 0, 0)])
 def test_recursions_against_reference(gamma, lam, turn_gamma):
     reward_BT, value_BT, mask_BT, end_BT = random_rows(0)
@@ -307,6 +309,7 @@ def test_reinforce_plus_plus_baseline_by_hand():
     np.testing.assert_allclose(got_BT, want_BT, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_reinforce_plus_plus_against_reference():
     reward_BT, _, mask_BT, _ = random_rows(2)
     return_GK = np.random.default_rng(3).normal(size=(3, 2)).astype(np.float32)
@@ -333,6 +336,7 @@ def test_reinforce_plus_plus_against_reference():
         np.testing.assert_allclose(got_BT, whitened(centred_BT), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_padding_order_and_junk_do_not_matter_along_a_row():
     reward_BT, value_BT, mask_BT, end_BT = random_rows(4)
     return_GK, episode_B = np.arange(6.0).reshape(3, 2) ** 2, np.arange(6)

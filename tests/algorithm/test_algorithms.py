@@ -124,6 +124,7 @@ def test_ppo_whitens_over_the_kept_rows_alone(batch):
     assert not found[3:].any()
 
 
+@pytest.mark.medium
 def test_ppo_bi_level_and_kl_and_levels(batch):
     rng = np.random.default_rng(1)
     value_BT, kl_BT = rng.normal(size=(2, *batch.mask_BT.shape)).astype(np.float32)
@@ -150,6 +151,7 @@ def test_ppo_bi_level_and_kl_and_levels(batch):
     np.testing.assert_allclose(target[2, [1, 3, 4]], 0.5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_normalised_returns_lie_at_the_end_of_an_episode(batch):
     value_BT = np.zeros(batch.mask_BT.shape, np.float32)
     credit = dataclasses.replace(PLAIN, name="ppo", normalize="mean", grouping="batch")
@@ -209,6 +211,7 @@ def layouts(seed, episodes=4, size=40):
 TOKEN_CREDIT = [name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name, bi_level", [*((n, False) for n in TOKEN_CREDIT), ("ppo", True)])
 @pytest.mark.parametrize(
     "level, normalize",
@@ -246,6 +249,7 @@ def test_an_episode_in_several_rows_has_the_advantages_of_one_row(
         np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.medium
 def test_kl_of_later_rows_by_hand():
     """Two turns of one token, each in a row: rewards 0 and 1, KL 0.2 and 0.5."""
     batch = make_batch([(0, 0, [(0, [1], 0.0)]), (0, 0, [(1, [2], 1.0)])], T=3)
@@ -284,6 +288,7 @@ def test_soft_weights(batch):
     np.testing.assert_allclose(soft[:5], found[:5] * weight[batch.group_B[:5]][:, None], rtol=1e-4)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_order_of_rows_and_padding_change_nothing(batch, name):
     rng = np.random.default_rng(2)

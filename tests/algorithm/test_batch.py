@@ -109,6 +109,7 @@ def test_rows_of_a_window_by_hand(windowed):
     np.testing.assert_array_equal(batch.group_B, [0, 0, 0])
 
 
+@pytest.mark.medium
 def test_rewards_of_a_window_by_hand(windowed):
     batch, return_GK = add_rewards(make_batch([windowed]), [windowed], format_penalty=-1.0)
     np.testing.assert_array_equal(return_GK, [[15.0]])

@@ -105,6 +105,7 @@ def test_the_mean_is_mi_seq():
     assert later == pytest.approx(pointwise_information(own_M + 5, swapped, group_M))
 
 
+@pytest.mark.medium
 def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
     """Of a policy of four reasonings behind three prompts, all of which are enumerated."""
     logits_NZ = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)))
@@ -128,6 +129,7 @@ def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
     assert np.abs(expected).max() > 0.01
 
 
+@pytest.mark.medium
 def test_what_is_paid_to_a_reasoning_is_paid_to_its_end():
     """Of a policy that goes on or closes at each of three places, all of whose reasonings are
     enumerated: the gradient of the expected pay needs the token that closes."""

@@ -168,6 +168,7 @@ def random_scores(rng, count, G):
     return score_SG.astype(np.float32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("G, count", [(1, 100), (8, 700), (33, 200)])
 def test_masks_against_reference(G, count):
     score_SG = random_scores(np.random.default_rng(G), count, G)
@@ -253,6 +254,7 @@ HAND = [
 ]
 
 
+@pytest.mark.medium
 def test_selection_by_hand():
     @jax.jit  # one program for all: compiling forty takes longer than everything else here
     def masks(rows):
@@ -273,6 +275,7 @@ def test_top_p_linear_can_always_reach_its_own_total():
     assert np.all(np.any(select(score_SG), axis=1))
 
 
+@pytest.mark.medium
 def test_order_and_scale_do_not_matter():
     rng = np.random.default_rng(5)
     score_G = rng.exponential(size=12).astype(np.float32)
@@ -309,6 +312,7 @@ def test_selection_errors():
 # ---------------------------------------------------------------- environments
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", [CASES[0], CASES[13], CASES[16], CASES[26]], ids=str)
 def test_each_environment_is_filtered_alone(case):
     score_SG = random_scores(np.random.default_rng(6), 50, 12)
@@ -331,6 +335,7 @@ def test_each_environment_is_filtered_alone(case):
         assert set(np.flatnonzero(keep_G).tolist()) == want, (case, scores)
 
 
+@pytest.mark.medium
 def test_environments_may_have_values_of_their_own():
     score_G = np.array([5.0, 3.0, 1.0, 1.0, 5.0, 3.0, 1.0, 1.0])
     keep_G = select_by_environment(score_G, (4, 4), value=(0.4, 0.9), eps=0.0)
@@ -347,6 +352,7 @@ def test_environment_errors():
 # ---------------------------------------------------------------- members
 
 
+@pytest.mark.medium
 def test_members_by_hand():
     # ranking of 3, 1, 3, 0, 2 by falling return, ties by index: 0 2 4 1 3
     return_GK = np.array([[3.0, 1.0, 3.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
@@ -407,6 +413,7 @@ def test_loss_scales():
         loss_scales(0.25, "half")
 
 
+@pytest.mark.medium
 def test_quarters_of_the_candidates():
     """Ten groups of which nine are candidates: 2, 2, 2 and 3 of them, by falling score."""
     score_G = np.array([0.0, 9, 1, 8, 2, 7, 3, 6, 4, 5], np.float32)

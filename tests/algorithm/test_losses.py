@@ -251,6 +251,7 @@ def softmax_pair(seed, V=6):
     return np.random.default_rng(seed).normal(size=(2, V)).astype(np.float32)
 
 
+@pytest.mark.medium
 def test_mean_gradients_of_the_kl_estimates():
     logit_V, ref_logit_V = softmax_pair(0)
     p_V, ref_V = jax.nn.softmax(logit_V), jax.nn.log_softmax(ref_logit_V)
@@ -271,6 +272,7 @@ def test_mean_gradients_of_the_kl_estimates():
     np.testing.assert_allclose(gradient["k3"], reverse_V, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_exact_kl():
     # p = (1/2, 1/2), q = (1/4, 3/4): 1/2 log 2 + 1/2 log 2/3 = 0.143841
     p, q = np.log([0.5, 0.5]), np.log([0.25, 0.75])
@@ -312,6 +314,7 @@ def test_value_terms_by_hand():
     np.testing.assert_allclose(metrics["value_mean"], value_BT)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_value_loss_against_reference(aggregation):
     value_BT, old_BT, return_BT, mask_BT = random_batch(10)
@@ -410,6 +413,7 @@ def test_weights_by_hand():
     np.testing.assert_allclose(weight_BT, mask_BT / 10, rtol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_aggregate_against_reference(mode):
     x_BT, _, _, mask_BT = random_batch(7)

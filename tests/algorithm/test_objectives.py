@@ -36,6 +36,7 @@ def random_batch(seed, B=5, T=7):
     return *(x.astype(np.float32) for x in (logp_BT, old_BT, advantage_BT)), mask_BT
 
 
+@pytest.mark.medium
 def test_gspo_by_hand():
     # row 0: ratios 2 and 1/8, geometric mean 1/2; row 1: 2 (the 16 is masked)
     log_ratio_BT = np.log([[2.0, 1 / 8], [2.0, 16.0]])
@@ -54,6 +55,7 @@ def test_gspo_by_hand():
         np.testing.assert_allclose(term_BT, [[want]], rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_cispo_by_hand():
     # ratios 2, 1/2, 1.1; weights 1.28, 0.8, 1.1; logp -1, -2, -3; A 1, -1, 2
     # terms  1.28 * 1, -0.8 * 2, 1.1 * 2 * 3
@@ -93,6 +95,7 @@ def reference_terms(name, logp_BT, old_BT, advantage_BT, mask_BT):
     return term_BT, grad_BT
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_terms_and_gradients_against_reference(name):
     *arrays, mask_BT = random_batch(0)
@@ -143,6 +146,7 @@ def test_gspo_is_the_sequence_objective():
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_padding_order_and_junk_do_not_matter(name):
     *arrays, mask_BT = random_batch(3)
@@ -218,6 +222,7 @@ def test_errors():
 # ---------------------------------------------------------------- the bound
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 30.0])
 def test_reward_variance_bounds_the_task_gradient(spread):
     # A softmax policy over 8 replies to one prompt; K samples of it, with Dr.GRPO's advantages:

@@ -78,6 +78,7 @@ def random_rows(seed, episodes=5, T=20):
     return reward_BT, turn_BT >= 0, turn_BT, end_BT, np.array([episode for episode, _ in rows])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(3))
 def test_placement_against_reference(seed):
     reward_BT, mask_BT, turn_BT, end_BT, episode_B = random_rows(seed)
@@ -171,6 +172,7 @@ def test_asymmetric_clip_by_hand():
     np.testing.assert_allclose(got_GK, want_GK, rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("grouping", GROUPINGS)
 @pytest.mark.parametrize("K", [1, 2, 7])
 def test_normalisation_against_reference(grouping, K):

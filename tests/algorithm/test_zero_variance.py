@@ -10,6 +10,7 @@ from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_vari
 pytestmark = pytest.mark.fast
 
 
+@pytest.mark.medium
 def test_signs_by_hand():
     return_GK = np.array(
         [[1.0, 1.0], [0.0, 0.0], [-0.3, -0.3], [0.0, 1.0], [2.0, 2.0], [1.0, 1.1], [5.0, 5.0]]

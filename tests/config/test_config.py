@@ -387,16 +387,24 @@ def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path):
     "arguments, named",
     [
         (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
-        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, llm, qwen2.5-0.5b"),
-        (
+        pytest.param(
+            ["--config=configs/sokoban.py:huge"],
+            "'huge'; accepted: tiny, llm, qwen2.5-0.5b",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["--config=configs/sokoban.py", "--config.env.name=frozen"],
             "'frozen'; it must be one of ",
+            marks=pytest.mark.slow,
         ),
         (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
-        (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),
-        (
+        pytest.param(
+            ["--config=configs/no_such_file.py"], "configs/no_such_file.py", marks=pytest.mark.slow
+        ),
+        pytest.param(
             ["--config=configs/countdown.py", "--config.env.options.path={tmp}/none.parquet"],
             "there is no file {tmp}/none.parquet",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["field", "preset", "environment", "model", "file", "problems"],

@@ -641,6 +641,7 @@ BUCKETS = {
 ENTRIES = FILTER | REWARD | ALGORITHM | CRITIC | OPTIMIZER | ADAPTERS | ROLLOUT | BUCKETS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
 def test_field(name, outcome):
     check_entry(name, ENTRIES[name], outcome, start)

@@ -395,6 +395,7 @@ def rows_of_the_grid(turn):
     return [len(line) for line in lines if line and set(line) <= set("PGO_X√")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_run(name, outcome, start):
     check_entry(name, RUNS[name], outcome, start)

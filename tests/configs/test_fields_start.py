@@ -309,6 +309,7 @@ WARMSTART |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WARMSTART)
 def test_warmstart(name, imitated):
     check_entry(name, WARMSTART[name], imitated, tiny)

@@ -196,11 +196,13 @@ REGIMES = {
 outcome = once(watched)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", STOPPING)
 def test_stopping(name):
     check_entry(name, STOPPING[name], outcome)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", REGIMES)
 def test_regimes(name):
     check_entry(name, REGIMES[name], outcome)
@@ -239,6 +241,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_of_the_alarm(name, monkeypatch):
     changed, claim, given = CONSTANTS[name]

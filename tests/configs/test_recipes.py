@@ -38,6 +38,7 @@ FILES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-3b"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_makes_a_valid_config(name, preset):

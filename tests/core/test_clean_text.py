@@ -26,6 +26,7 @@ def test_there_are_enough_hostile_texts():
     assert len(HOSTILE) >= 60 and len(set(HOSTILE.values())) == len(HOSTILE)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_texts_become_text_that_can_be_written_and_shown(name):
     text = HOSTILE[name]
@@ -61,6 +62,7 @@ def test_a_str_of_another_class_is_only_text():
         assert type(clean(Text("a"))) is str
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOSTILE)
 def test_json_is_read_with_clean_texts(name):
     text = HOSTILE[name]

@@ -178,6 +178,7 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
 
 
 # The thoughts of deepcoder's solver are steps of a program, no facts.
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [name for name in OURS if name != "deepcoder"])
 @pytest.mark.parametrize("prompt", ["full", "terse"])
 def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(

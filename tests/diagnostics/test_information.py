@@ -159,6 +159,7 @@ def test_identity_of_entropies(strength):
     assert got["mi_seq"] <= got["mi_upper_bound"] + 1e-12
 
 
+@pytest.mark.medium
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_identity_of_entropies_of_any_scores(data):

@@ -244,6 +244,7 @@ def coverage(simulate, N, M, strength, *, batches, names):
     return {name: (hits[name] / batches, truth[name]) for name in names}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("simulate, strength", [(symbols, 5.0), (channel, 1.0)])
 def test_intervals_cover_at_8_prompts(simulate, strength):
     found = coverage(simulate, 8, 64, strength, batches=300, names=("mi", "mi_seq"))
@@ -348,6 +349,7 @@ def test_offsets_and_duplicates_do_not_matter():
     assert retrieval_p(score_MN, prompt_M, rng=fresh([3, 5])) != p
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("N, M", [(8, 64), (16, 16)])
 def test_false_alarms_and_power(N, M):
     rng = np.random.default_rng(0)
@@ -464,8 +466,9 @@ def test_rates_with_too_few_groups_and_what_is_no_rate():
     assert found == pytest.approx({"x": 45 / 4, "x_ci95": half})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("G", [8, 32])
-@pytest.mark.parametrize("K", [4, 16])
+@pytest.mark.parametrize("K", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_intervals_of_rates_cover(G, K):
     """Beta-binomial groups, correlation of two members from 0 to 0.9, even and uneven sizes."""
     rng = np.random.default_rng(G + K)

@@ -96,6 +96,7 @@ def test_values_weigh_as_their_prompts():
     assert one(levels.noise_EF) == pytest.approx(1 / (1 / 24 + 1 / 8))
 
 
+@pytest.mark.medium
 def test_how_many_values_are_compared():
     """A third on either side, at least 5 and 4, of at most `recent` steps and 100 values; of more
     than 60 steps, the level is of all but 40."""
@@ -122,6 +123,7 @@ def test_how_many_values_are_compared():
     assert one(levels.level_EF) == pytest.approx(1e6 + ramp[1:22].mean(), abs=0.1)
 
 
+@pytest.mark.medium
 def test_noise_is_not_learnt_from_the_newest_values_nor_while_fixed():
     rng = np.random.default_rng(0)
     values = 10 + rng.normal(size=40)
@@ -139,6 +141,7 @@ def test_noise_is_not_learnt_from_the_newest_values_nor_while_fixed():
     assert one(held.level_values_EF) == one(before.level_values_EF)
 
 
+@pytest.mark.medium
 def test_slow_wandering_is_measured_and_noise_is_not_taken_for_it():
     rng = np.random.default_rng(0)
     R, T = 60, 300
@@ -153,6 +156,7 @@ def test_slow_wandering_is_measured_and_noise_is_not_taken_for_it():
     assert 0.02 < slow < 0.08  # 0.04 of the squared level
 
 
+@pytest.mark.medium
 def test_blocks_of_noise_say_nothing_of_wandering():
     """What blocks say of it is as good as their noise is small; most of a noisy figure's w^2 is the
     prior's, whatever they show."""
@@ -188,6 +192,7 @@ def test_a_missing_value_changes_nothing():
             assert np.array_equal(x, getattr(spread, name)), name
 
 
+@pytest.mark.medium
 def test_a_level_rises_to_what_was_surely_reached_and_does_not_fall():
     rng = np.random.default_rng(0)
     values = np.concatenate([np.ones(30), np.linspace(1, 3, 40), np.full(40, 3.0)]) * 10
@@ -202,6 +207,7 @@ def test_a_level_rises_to_what_was_surely_reached_and_does_not_fall():
     assert one(kept.raised_EF) == 0
 
 
+@pytest.mark.medium
 def test_a_level_too_near_to_zero_for_its_noise_is_not_judged():
     rng = np.random.default_rng(0)
     for level, judged in ((0.05, False), (1.0, True)):
@@ -256,6 +262,7 @@ def fallen(value_RT, **options):
     return np.array(found).T
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tails", ["gamma", "t", "normal"])
 @pytest.mark.parametrize("relative", [0.05, 0.2, 0.35])
 def test_few_of_400_steady_steps_are_a_fall(tails, relative):
@@ -263,6 +270,7 @@ def test_few_of_400_steady_steps_are_a_fall(tails, relative):
     assert fallen_RT.any(axis=1).mean() <= 0.05
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("every", [1, 5])
 def test_falls_to_half_are_seen(every):
     rng = np.random.default_rng(0)
@@ -276,6 +284,7 @@ def test_falls_to_half_are_seen(every):
     assert fallen_RT[quiet_R][:, steps > 100].any(axis=1).mean() >= (0.97 if every == 1 else 0.8)
 
 
+@pytest.mark.medium
 def test_a_change_of_weights_is_no_change():
     """A third of the prompts: means of a third of the draws, of the same mean."""
     rng = np.random.default_rng(0)

@@ -166,6 +166,7 @@ def rooms_that_differ(rng, runs, steps, fall_at, left):
     return found
 
 
+@pytest.mark.medium
 def test_a_fall_of_rooms_that_differ_is_seen_within_15_steps():
     """From margins whose mean varies by half from step to step, for which rooms are drawn."""
     rules, labels = DEFAULT, [""] * 60
@@ -223,6 +224,7 @@ def test_first_steps_are_no_signs():
     assert fired == [] and {metrics["regime/signs"] for metrics in history} == {0}
 
 
+@pytest.mark.medium
 def test_cleared_after_some_steps_nearer_to_the_level():
     # Levels: a sign below 0.25 of the start (5), ended at 0.25 ** 0.5 of it (10) and above.
     middle, better = row(both=9.0), row(both=11.0)
@@ -245,6 +247,7 @@ def test_cleared_after_some_steps_nearer_to_the_level():
     assert ends == back + 1
 
 
+@pytest.mark.medium
 def test_what_is_an_alarm():
     rules = settings()
     assert ALONE == ("mi",)
@@ -326,6 +329,7 @@ def test_every_environment_has_its_own_alarm():
     assert state.filter_scale_E.tolist() == pytest.approx([1, 1, 0.95 ** len(found)])
 
 
+@pytest.mark.medium
 def test_actions():
     """An alarm, its end, and another alarm: what each action fires."""
     garbage = row(think=0.1, action=0.1)
@@ -378,6 +382,7 @@ def test_a_level_may_have_as_many_values_as_are_kept():
     assert regimes.LONGEST_LEVEL <= levels.FIRST and regimes.RECENT <= levels.LAST
 
 
+@pytest.mark.medium
 def test_a_resumed_run_is_the_whole_one(tmp_path):
     rng = np.random.default_rng(0)
     steps = []

@@ -34,6 +34,7 @@ def episodes(make_turn, make_episode):
 UNDEFINED = {"success": False, SUCCESS_UNDEFINED: True}
 
 
+@pytest.mark.medium
 def test_figures_of_success_are_left_out_where_it_is_undefined(episodes):
     played = episodes(*[UNDEFINED] * 4)
     assert not success_is_defined(played)

@@ -92,7 +92,7 @@ def covers(found, batches, corners=()):
 
 
 @pytest.mark.parametrize("rooms, turns", SIZES)
-@pytest.mark.parametrize("differ", [False, True])
+@pytest.mark.parametrize("differ", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_intervals_cover(rooms, turns, differ):
     def simulate(rng):
         return channel(rng, rooms, turns, 2.0, differ=differ)
@@ -119,7 +119,7 @@ def test_intervals_cover_at_more_strengths(draw, strength, rooms, turns, differ,
 
 
 @pytest.mark.parametrize("rooms, turns", SIZES)
-@pytest.mark.parametrize("differ", [False, True])
+@pytest.mark.parametrize("differ", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_flow_intervals_cover(rooms, turns, differ):
     def simulate(rng):
         return actors(rng, rooms, turns, 2.0, 2.0, differ=differ)

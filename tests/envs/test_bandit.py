@@ -241,6 +241,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.medium
 def test_hostile_answers_are_harmless_and_fast():
     env = Bandit(pulls=2)
     start = time.process_time()
@@ -255,6 +256,7 @@ def test_hostile_answers_are_harmless_and_fast():
     assert found == [(0, 0)] * len(HOSTILE)
 
 
+@pytest.mark.medium
 @given(st.text(max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_an_answer(text):
@@ -276,6 +278,7 @@ def test_arms_pay_on_their_share_of_the_unit_interval():
     assert env.step(never, "Blue Window", Uniform(0.0)).reward == 0.0
 
 
+@pytest.mark.medium
 def test_pay_is_as_frequent_as_told_with_the_generators_of_a_rollout():
     """Members of many groups, as rollout/play.py starts them, over pulls that follow each other."""
     pulls, members = 8, 250
@@ -502,6 +505,7 @@ def test_every_order_name_pay_and_chance_is_as_likely_as_the_others():
         assert len(counts) == kinds and chisquare(list(counts.values())).pvalue > 1e-3
 
 
+@pytest.mark.medium
 def test_reset_is_pure_and_problems_are_enough():
     """Different problems of the evaluation set under the defaults, and of the other name pools."""
     for options in ({}, {"names": "fitting"}, {"names": "misleading", "told": False}):
@@ -521,6 +525,7 @@ def test_impossible_constraints_are_named(monkeypatch):
 # ---- splits -------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
     for split in SPLITS:

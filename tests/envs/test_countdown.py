@@ -319,6 +319,7 @@ def test_hostile_answers_are_harmless_and_fast():
     assert readable >= 5
 
 
+@pytest.mark.medium
 @given(st.text("0123456789+-*/() ", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_readable_means_what_python_means(text):
@@ -338,6 +339,7 @@ def test_readable_means_what_python_means(text):
 # ---- solver -------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("operators", ["+-", "+*", "+-*/"])
 def test_solver_finds_what_there_is(operators):
     """Against every value by brute force: reachable targets, and unreachable ones."""
@@ -432,6 +434,7 @@ def test_impossible_constraints_are_named(monkeypatch):
         env.reset(4)
 
 
+@pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
     options = {"count": (2, 3), "largest": 9, "targets": (1, 20)}  # so few that many repeat
@@ -477,11 +480,13 @@ def file(tmp_path):
     return write(tmp_path / "problems.parquet", columns)
 
 
+@pytest.mark.medium
 def test_a_file_is_read_in_order(file):
     assert load_problems(file) == tuple(ROWS)
     assert load_problems(str(file), max_rows=2) == tuple(ROWS[:2])
 
 
+@pytest.mark.medium
 def test_problems_from_a_file_are_solvable_and_of_their_split(file):
     plus_minus = {ROWS[0], ROWS[1], ROWS[3]}
     env = Countdown(path=file, split=None)
@@ -497,6 +502,7 @@ def test_problems_from_a_file_are_solvable_and_of_their_split(file):
         assert drawn == {problem for problem in plus_minus if split_of(problem) == split}
 
 
+@pytest.mark.medium
 def test_bad_files_are_named(tmp_path, file, monkeypatch):
     with pytest.raises(ValueError, match="there is no file .*none.parquet"):
         Countdown(path=tmp_path / "none.parquet")
@@ -534,6 +540,7 @@ def test_bad_files_are_named(tmp_path, file, monkeypatch):
 # ---- soak ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("episodes", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_answers_get_what_they_deserve(episodes):
     """Random expressions of the right numbers: 1 or 0.1 by a value computed beside."""

@@ -392,7 +392,7 @@ def honest(count):
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 10))]
+    "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
 def test_two_hundred_honest_programs_get_their_grades(first):
     """One in ten in every test run, the others in CI's longer tests."""

@@ -25,6 +25,7 @@ def played(task, problems=20):
     return [(env, env.reset(seed)) for env in [ReasoningGym(task=task)] for seed in range(problems)]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_no_task_pays_an_answer_that_is_not_right(task):

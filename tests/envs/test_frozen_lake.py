@@ -158,6 +158,7 @@ def test_parse_and_grid_text_are_inverse(text):
     assert env.grid_text(env.parse(text)) == text
 
 
+@pytest.mark.medium
 @given(st.text("P_OGX√\n", max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_parse_is_exact_or_refuses(text):
@@ -266,6 +267,7 @@ def test_step_takes_each_outcome_with_its_share_of_the_unit_interval(slip):
             assert below == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.medium
 def test_slips_by_chi_square():
     """100,000 steps: intended, to either side; and that they follow the generator handed in."""
     env = FrozenLake(slip=0.3)
@@ -462,6 +464,7 @@ def test_symmetric_maps_are_one_map(size):
         assert {split_of(image) for image in turned} == {split_of(state)}
 
 
+@pytest.mark.medium
 def test_splits_share_no_map_and_have_their_shares():
     found = {}
     for split in SPLITS:
@@ -488,6 +491,7 @@ def test_maps_vary_and_reset_is_pure():
 # ---- soak ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("episodes", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_play_stays_within_the_rules(episodes):
     """Random play on all kinds of lakes; text, state and rewards must agree after each action."""

@@ -230,6 +230,7 @@ def test_lines_by_hand(line, after):
     assert board.slide(state, "Left")[0].rows[0] == after
 
 
+@pytest.mark.medium
 def test_slides_and_merges_are_those_of_a_slow_rule():
     rng = np.random.Generator(np.random.Philox(1))
     for number in range(4000):
@@ -270,6 +271,7 @@ def test_a_move_that_changes_nothing_costs_and_draws_nothing():
     assert rng.random() == generator(Purpose.ENVIRONMENT, 1, 2, 3).random()
 
 
+@pytest.mark.medium
 def test_new_tiles_are_2_with_9_of_10_in_any_empty_cell():
     """Through `step`, with a generator for each episode as the rollout makes them."""
     env = Game2048()
@@ -327,6 +329,7 @@ def test_a_board_without_moves_ends_the_game():
     assert env.solve(stuck.state) is None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("episodes", [200, pytest.param(5000, marks=pytest.mark.slow)])
 def test_random_play_stays_within_the_rules(episodes):
     rng = np.random.Generator(np.random.Philox(2))
@@ -414,6 +417,7 @@ def test_plans_by_hand():
     assert env.solve(env.parse("32 16 16\n_ _ _\n_ _ _")) == ("Left", "Left")
 
 
+@pytest.mark.medium
 def test_plans_are_moves_that_change_something():
     rng = np.random.Generator(np.random.Philox(4))
     env = Game2048(min_sum=None)
@@ -428,6 +432,7 @@ def test_plans_are_moves_that_change_something():
             state = step.state
 
 
+@pytest.mark.medium
 def test_the_player_reaches_the_goal_in_20_moves_and_random_moves_seldom_do():
     env = Game2048(split=None)
     wins = np.zeros(2, int)
@@ -463,6 +468,7 @@ def test_symmetric_boards_are_one_board(size):
     assert (env.identity(other) == env.identity(state)) == (other == state)
 
 
+@pytest.mark.medium
 def test_splits_share_no_board_and_have_their_shares():
     found = {}
     for split in SPLITS:
@@ -478,6 +484,7 @@ def test_splits_share_no_board_and_have_their_shares():
     assert shares == pytest.approx({"imitation": 0.4, "train": 0.4, "eval": 0.2}, abs=0.05)
 
 
+@pytest.mark.medium
 def test_boards_vary_and_reset_is_pure():
     env = Game2048(split="eval")
     states = [env.reset(seed) for seed in range(1100)]
@@ -496,6 +503,7 @@ def test_explain_names_the_largest_tiles_what_merges_and_the_plan():
     assert env.explain(state, []) == "tile 16 30 tile 8 13 33 plan"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size, goal", [(2, 16), (4, 128), (6, 2048)])
 def test_what_the_expert_says_is_so(size, goal):
     env = Game2048(size=size, goal=goal, min_sum=None, start_tiles=size**2 - 2, split=None)
@@ -526,6 +534,7 @@ def test_grounded_by_hand(thought, found):
     assert env.grounded(message, thought) == found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "thought",
     ["", "tile " * 200_000, "tile 16 ," * 100_000, "1" * 10**6, "tile 16" + " " * 10**6]

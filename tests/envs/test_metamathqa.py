@@ -204,6 +204,7 @@ def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options, operators",
     [
@@ -235,6 +236,7 @@ def test_problems_are_as_asked_and_their_answers_right(options, operators):
     assert counts == set(range(env.operations[0], env.operations[1] + 1))
 
 
+@pytest.mark.medium
 def test_reset_is_pure_and_problems_vary():
     env = MetaMathQA()
     states = [env.reset(seed) for seed in range(300)]
@@ -264,6 +266,7 @@ def test_identity_is_what_it_is_about():
     assert about((("has", 12), ("gets", 3))) != about((("has", 13), ("gets", 3)))
 
 
+@pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
     options = {"operations": (1, 2), "largest": 12, "operators": "+-"}  # so few that many repeat
@@ -278,6 +281,7 @@ def test_splits_share_no_problem_and_have_their_shares():
     assert shares == pytest.approx({"imitation": 0.4, "train": 0.4, "eval": 0.2}, abs=0.05)
 
 
+@pytest.mark.medium
 def test_what_is_imitated_has_second_attempts_too():
     env = MetaMathQA(split="imitation")
     states = [env.reset(seed) for seed in range(400)]
@@ -351,6 +355,7 @@ def test_a_file_is_read_in_order_and_converted_once(file, tmp_path, cache, monke
     assert len(list(made.parent.glob("metamathqa_*/"))) == 2
 
 
+@pytest.mark.medium
 def test_questions_from_a_file_are_of_their_split(file):
     def drawn(seeds=300, **options):
         env = MetaMathQA(path=file, **options)

@@ -103,6 +103,7 @@ def test_a_worker_that_does_not_start_is_an_error():
         Judge((sys.executable, "-c", "1/0")).compare("5", "5")
 
 
+@pytest.mark.medium
 def test_an_error_is_in_the_info_of_a_step(judge, monkeypatch):
     pytest.importorskip("math_verify", reason="needs math-verify (extra math)")
     monkeypatch.setattr(compare, "_judge", lambda process: judge)
@@ -183,6 +184,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.medium
 def test_what_means_the_same_is_right(real):
     for right, said in EQUAL:
         assert judge_answer(right, said, "math_verify") == Verdict(True, True), (right, said)
@@ -204,6 +206,7 @@ def test_words_and_marks_around_an_answer_count(real):
     assert wrong == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "right, said, same",
     [
@@ -219,6 +222,7 @@ def test_an_answer_is_read_as_a_whole(real, right, said, same):
     assert step.info["success"] is same and step.reward == float(same)
 
 
+@pytest.mark.medium
 def test_what_cannot_be_read_is_said_to_be_so(real):
     for said in ("5 is wrong", "\\boxed{5", "\\boxed{}", "not 5", "5 or more", "5\u4e2a"):
         assert judge_answer("5", said, "math_verify") == Verdict(False, False), said
@@ -269,6 +273,7 @@ def test_hostile_answers_end_within_the_limit_and_cost_nothing_else(real):
     assert judge_answer("1/2", "0.5", "math_verify") == Verdict(True, True)
 
 
+@pytest.mark.medium
 def test_memory_is_limited(real):
     judge_answer("1/2", "0.5", "math_verify")
     limits = Path(f"/proc/{real._worker.pid}/limits").read_text()

@@ -13,6 +13,7 @@ from ragen_jax.envs.reasoning_gym_tasks.judge import RIGHT_OR_NOTHING, corrected
 pytestmark = pytest.mark.fast
 
 
+@pytest.mark.medium
 def test_coin_flip_is_right_within_a_ten_thousandth():
     """Of heads in n fair flips, counted here by themselves; at 200 seeds of each split."""
     for split in ("train", "eval"):

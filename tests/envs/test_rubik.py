@@ -212,6 +212,7 @@ def test_hand_played_episode_with_exact_rewards():
 # ---- distances and the solver -------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_distances_are_those_of_a_search_of_its_own(depths):
     assert tuple(np.bincount(list(depths.values()))) == COUNTS
     table = distances.distances(5)
@@ -221,6 +222,7 @@ def test_distances_are_those_of_a_search_of_its_own(depths):
     np.testing.assert_array_equal(table[table <= 4], distances.distances(4)[table <= 4])
 
 
+@pytest.mark.medium
 def test_plans_are_as_short_as_can_be_and_solve(depths):
     env = Rubik()
     for stickers, depth in list(depths.items())[::7]:
@@ -229,6 +231,7 @@ def test_plans_are_as_short_as_can_be_and_solve(depths):
         assert play(State(stickers), " ".join(plan)).solved
 
 
+@pytest.mark.medium
 def test_cubes_beyond_the_table_are_solved_too():
     env = Rubik(moves=(1, 2))
     rng = np.random.Generator(np.random.Philox(3))
@@ -282,6 +285,7 @@ def test_problems_are_as_far_as_asked(moves, split):
         assert play(state, " ".join(plan)).solved
 
 
+@pytest.mark.medium
 def test_every_distance_and_every_cube_of_one_is_as_frequent():
     env = Rubik(moves=(1, 3), split=None)
     drawn = [env.reset(seed) for seed in range(5400)]
@@ -321,6 +325,7 @@ def test_symmetric_cubes_are_one_problem():
     assert env.identity(play(State(SOLVED), "U R F2 R")) != env.identity(start)
 
 
+@pytest.mark.medium
 def test_the_problems_are_as_many_as_the_docstring_says():
     env = Rubik(split=None)
     whole, held = [], []
@@ -337,6 +342,7 @@ def test_the_problems_are_as_many_as_the_docstring_says():
     assert f"{sum(held)} from 1 to 6 turns" in said and f"{sum(held[:5])} up to 5" in said
 
 
+@pytest.mark.medium
 def test_splits_share_no_cube_and_have_their_shares():
     found = {}
     for split in SPLITS:
@@ -352,6 +358,7 @@ def test_splits_share_no_cube_and_have_their_shares():
     assert shares == pytest.approx({"imitation": 0.4, "train": 0.4, "eval": 0.2}, abs=0.05)
 
 
+@pytest.mark.medium
 def test_an_evaluation_set_of_1024_is_found():
     env = Rubik(split="eval")
     assert len({env.identity(env.reset(seed)) for seed in range(5000)}) >= 1024

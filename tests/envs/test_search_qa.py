@@ -456,6 +456,7 @@ def test_what_is_grounded(thought, counts):
     assert SearchQA().grounded(f"Question: x\n{shown}", thought) == counts
 
 
+@pytest.mark.medium
 def test_reset_is_pure_and_problems_vary():
     env = SearchQA()
     states = [env.reset(seed) for seed in range(300)]
@@ -466,6 +467,7 @@ def test_reset_is_pure_and_problems_vary():
     assert len({tiny.identity(tiny.reset(seed)) for seed in range(1500)}) >= 1024
 
 
+@pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
     for split in SPLITS:
@@ -563,6 +565,7 @@ def test_fields_that_hold_answers(tmp_path):
     assert load_questions(tmp_path / "q.jsonl", max_rows=1) == questions[:1]
 
 
+@pytest.mark.medium
 def test_a_parquet_file_is_read_as_its_rows(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -604,6 +607,7 @@ def test_bad_questions_are_named(tmp_path, rows, message):
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
+@pytest.mark.medium
 def test_bad_parquet_files_are_named(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -36,6 +36,7 @@ def random_matrix(rows, width=24, seed=0):
     return np.random.default_rng(seed).standard_normal((rows, width), np.float32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rows", [1, 3, 64, 1001])
 def test_the_nearest_are_those_of_numpy(saved, rows, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 100)  # 1001 rows: 11 blocks of 91
@@ -109,6 +110,7 @@ def on_mesh(path, *words, devices):
     return json.loads(out)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "rows, sizes", [(1003, "2,2,2"), pytest.param(3, "8,1,1", marks=pytest.mark.long)]
 )

@@ -18,6 +18,7 @@ REFERENCE = Path(__file__).with_name("reference") / "bert"
 MESH = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
 
 
+@pytest.mark.medium
 def test_vectors_are_those_of_torch():
     rows = json.loads((REFERENCE / "vectors.json").read_text())
     assert any(len(row["text"]) > 200 for row in rows)  # longer than the model has positions for
@@ -33,6 +34,7 @@ def test_a_prefix_is_put_in_front():
     assert a.tobytes() == b.tobytes() and not np.allclose(a, c, atol=1e-2)
 
 
+@pytest.mark.medium
 def test_a_text_has_its_vector_whatever_comes_with_it():
     encode = E5(REFERENCE, MESH, prefix=QUERY)
     texts = ["who?", "x" * 50, "", "\ud800\x00", "[SEP] [PAD]", *["many words " * 9] * 40]
@@ -44,6 +46,7 @@ def test_a_text_has_its_vector_whatever_comes_with_it():
     assert encode([]).shape == (0, 16)
 
 
+@pytest.mark.medium
 def test_lengths_share_programs():
     encode = E5(REFERENCE, MESH, prefix=QUERY)
     before = e5.encode._cache_size()

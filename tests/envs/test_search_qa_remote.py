@@ -85,6 +85,7 @@ def played(retriever, episodes):
     return act(Reader(retriever), jobs, Limits(time_limit=60.0, workers=8))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_third_of_the_answers_are_dropped_late_or_cut_off(protocol):
     kinds = ("drop", "late", "truncate")

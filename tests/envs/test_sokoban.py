@@ -173,6 +173,7 @@ def test_parse_and_grid_text_are_inverse(text):
     assert env.grid_text(env.parse(text)) == text
 
 
+@pytest.mark.medium
 @given(st.text("#_O√XPS\n", max_size=30))
 @settings(max_examples=300, deadline=None)
 def test_parse_is_exact_or_refuses(text):
@@ -309,6 +310,7 @@ def test_unknown_actions_are_refused(action):
         env.step(env.parse(LEVEL), action, RNG)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_boxes", [1, 3])
 def test_random_play_agrees_with_the_rules_on_text(num_boxes):
     env = Sokoban(size=(7, 8), num_boxes=num_boxes, split=None)
@@ -374,6 +376,7 @@ def test_no_attempt_starts_solved():
     assert not any(state.solved for state in drawn if state is not None)
 
 
+@pytest.mark.medium
 def test_reset_is_pure_and_rooms_vary():
     env = Sokoban()
     texts = [env.grid_text(env.reset(seed)) for seed in range(300)]
@@ -443,6 +446,7 @@ def test_solver_limits_and_special_cases():
     assert env.solve(env.parse("#######\n#OXPXO#\n#######")) == ("Right", "Left", "Left")
 
 
+@pytest.mark.medium
 def test_live_cells_by_pushing_from_every_cell():
     """The twin pushes forwards on positions; a cell solvable for some player must be live."""
     env = Sokoban(split=None)
@@ -485,6 +489,7 @@ def test_symmetric_rooms_are_one_room(options):
         assert {split_of(image) for image in turned} == {split_of(text)}
 
 
+@pytest.mark.medium
 def test_splits_share_no_room_and_have_their_shares():
     found = {}
     for split in SPLITS:

@@ -49,6 +49,7 @@ def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environ
             assert not any(style.wrote(hybrid) for style in styles.values())
 
 
+@pytest.mark.medium
 def test_every_sentence_of_the_template_is_as_likely_as_the_others():
     rng, style, N = np.random.default_rng(0), UNGROUNDED["template_half"], 20_000
     sentences = [style.write(None, (), rng) for _ in range(N)]

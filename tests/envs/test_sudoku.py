@@ -495,6 +495,7 @@ def test_problems_are_as_asked_and_have_one_solution(options, count):
     assert len(seen) >= min(8, env.blanks[1] - env.blanks[0] + 1)
 
 
+@pytest.mark.medium
 def test_every_4x4_grid_is_drawn_and_cells_are_emptied_everywhere():
     assert len({full_grid(Draws(seed, 0, 5), 4) for seed in range(2000)}) == 288
     env = Sudoku(split=None)
@@ -514,6 +515,7 @@ def test_problems_are_drawn_quickly():
         assert (time.process_time() - start) / 30 < seconds
 
 
+@pytest.mark.medium
 def test_reset_is_pure_and_problems_are_enough():
     env = Sudoku(split="eval")
     states = [env.reset(seed) for seed in range(1400)]
@@ -561,6 +563,7 @@ def test_turned_mirrored_and_renamed_problems_are_one(size, blanks):
     assert identity(swapped) != identity(parse(GRID))
 
 
+@pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found, classes = {}, {}
     for split in SPLITS:

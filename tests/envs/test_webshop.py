@@ -522,6 +522,7 @@ def test_pages_are_pinned():
     assert pages_digest() == PAGES_0_TO_49
 
 
+@pytest.mark.medium
 def test_goals_come_round_and_splits_share_none():
     """Seeds that follow each other are other goals; in WebShop's and RAGEN's order."""
     splits = ("imitation", "train", "eval", None)

@@ -349,6 +349,7 @@ def test_files_are_what_they_were_written_from(given, capsys):
     assert "reading" not in capsys.readouterr().out  # once
 
 
+@pytest.mark.medium
 def test_splits_are_those_of_the_released_wrapper(given):
     """By WebShop's and RAGEN's own generators, of Python."""
     catalogue, options = given
@@ -379,6 +380,7 @@ def count(product):
     return int(np.prod([len(values) for _, values in product.options]))
 
 
+@pytest.mark.medium
 def test_a_seed_of_its_own_draws_other_caps_and_keeps_another_folder(given, cache):
     _, options = given
     one, other = (
@@ -416,6 +418,7 @@ def test_files_that_are_missing_are_named(options, message):
     assert message in str(error.value)
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     catalogue, options = given

@@ -48,7 +48,8 @@ def test_correlations_of_known_runs():
     assert correlation(runs, "probe/mi_seq") is None  # not measured
 
 
-@pytest.mark.parametrize("of_treatment", [0.0, 0.9])
+@pytest.mark.medium
+@pytest.mark.parametrize("of_treatment", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 @pytest.mark.parametrize("rho", [0.0, 0.8])
 def test_the_interval_holds_as_often_as_it_says(rho, of_treatment):
     """Two normal figures; of their variance a share is the treatment's."""
@@ -81,6 +82,7 @@ def test_verdicts():
         assert verdict(name, low, high) == expected
 
 
+@pytest.mark.medium
 def test_the_page(tmp_path):
     experiment = EXPERIMENTS["figures"]
     assert (experiment.treatments, experiment.always, experiment.seeds) == (

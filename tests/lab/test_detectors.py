@@ -107,6 +107,7 @@ def covered(runs, shift, of_runs, varying, *, worlds):
     return true, 1 - np.mean(missed), np.mean([high - low for low, high in intervals])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("shift", [0.0, 2.0, 5.0])
 def test_the_interval_of_an_area_covers_it(shift):
     """At the size of experiment detectors; an AUC of 0.5, 0.85 and 0.99."""
@@ -118,7 +119,7 @@ def test_the_interval_of_an_area_covers_it(shift):
 @pytest.mark.long
 @pytest.mark.parametrize("varying", [0.0, 0.4])
 @pytest.mark.parametrize("of_runs", [0.2, 1.0])
-@pytest.mark.parametrize("runs", [8, 12])
+@pytest.mark.parametrize("runs", [pytest.param(8, marks=pytest.mark.slow), 12])
 def test_the_interval_of_an_area_covers_it_everywhere(runs, of_runs, varying):
     """AUC 0.5 to 1.0, few runs that differ, collapses that differ."""
     for shift in (0.0, 1.0, 2.0, 3.5, 5.0):
@@ -136,6 +137,7 @@ def noise_figure(rng, kind, runs):
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["white", "drift"])
 def test_a_detector_of_noise_is_marked_as_such(kind):
     """A page of thirty figures, all noise: hardly ever does a page call one of them a detector."""
@@ -206,6 +208,7 @@ def world():
     return runs
 
 
+@pytest.mark.medium
 def test_what_tells_is_told_from_what_does_not(tmp_path):
     runs = world()
     mi, entropy = judge(runs, MI), judge(runs, ENTROPY)

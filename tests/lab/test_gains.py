@@ -72,6 +72,7 @@ def test_verdicts():
     assert judge(Claim("", "top-p", sign=0), wide, EXPERIMENT).verdict == "undecided"
 
 
+@pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     experiment = dataclasses.replace(
@@ -124,6 +125,7 @@ def test_what_has_become_of_the_same_runs():
     assert judge(claim, runs, EXPERIMENT).mean == pytest.approx(0.25, abs=0.02)
 
 
+@pytest.mark.medium
 def test_spread_of_reward_variance_against_gain():
     """Six settings, the filter of which gains a tenth of their spread of reward variance."""
     rng = np.random.default_rng(0)

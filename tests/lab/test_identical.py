@@ -53,6 +53,7 @@ def test_classes_by_hand():
     assert "`c` (s) and `c` (r) (seed 0)" in describe(two)
 
 
+@pytest.mark.medium
 def test_a_correlation_counts_identical_runs_once():
     """Three copies of an extreme treatment moved the correlation, and narrowed its interval."""
     runs = correlated()
@@ -111,6 +112,7 @@ def test_cures_count_a_filter_that_changed_nothing_once():
     assert "correction for 4 treatments with different runs" in text
 
 
+@pytest.mark.medium
 def test_other_pages_say_that_a_treatment_changed_nothing(tmp_path):
     from test_lab import COLLAPSED, of_seed
     from test_mechanism import world

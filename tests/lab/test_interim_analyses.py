@@ -40,6 +40,7 @@ def decided(differences):
     return abs(mean) > half_width
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("draw", ["normal", "skewed"])
 def test_looks_and_page_together_err_as_rarely_as_they_say(draw):
     """No difference: a page at 95 % after the looks erred in 6.6 % of the experiments."""

@@ -175,6 +175,7 @@ def test_the_alarm_is_judged_by_when_it_came():
     )
 
 
+@pytest.mark.medium
 def test_a_report_is_written(tmp_path):
     runs = {("a", "filter", 0): HEALTHY, ("a", "none", 0): COLLAPSED}
     pytest.importorskip("matplotlib")
@@ -210,6 +211,7 @@ def test_the_arms_of_an_experiment():
         arms(EXPERIMENTS["collapse"], config)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["figures", "members", "sweeps", "members_frozen_lake"])
 def test_experiments_that_share_runs_agree_on_them(name):
     """An arm of one name in two experiments of one folder is one run."""
@@ -305,6 +307,7 @@ def test_arms_run_side_by_side_and_once(plan, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are given out on Linux")
 def test_each_arm_has_its_own_cores(plan, tmp_path, monkeypatch):
     mine = os.sched_getaffinity(0)
@@ -419,6 +422,7 @@ def test_what_became_of_a_run_by_hand():
     assert not organism.fall(falling).collapsed
 
 
+@pytest.mark.medium
 def test_the_page_of_the_organism(tmp_path):
     pytest.importorskip("matplotlib")
     kept = probed([2.0] * 15, [0.4, 0.5, 0.5, 0.5])

@@ -45,6 +45,7 @@ def test_what_becomes_of_a_run(rows, word):
     assert tasks.fate(rows) == word
 
 
+@pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     runs = {

@@ -76,6 +76,7 @@ def test_both_predictions(lower, upper, kept, words):
     assert text.split("**")[1::2] == list(words)
 
 
+@pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     runs = world(-0.10, -0.02, 0.9, 0.4)
@@ -115,6 +116,7 @@ def noisy(rng):
     return runs
 
 
+@pytest.mark.medium
 def test_the_page_after_the_looks_errs_as_rarely_as_it_says():
     """Looks after three, four and five seeds, then the page's verdict: 5 % in all."""
     rng, experiment, decided = np.random.default_rng(0), EXPERIMENTS["mechanism"], []

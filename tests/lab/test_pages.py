@@ -45,6 +45,7 @@ def test_a_folder_without_rows_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.medium
 def test_every_verdict_is_one_of_the_words_and_agrees_with_its_p():
     found = [v for of_page in verdicts(DOCS).values() for v in of_page or ()]
     for v in found:

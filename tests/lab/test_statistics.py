@@ -67,6 +67,7 @@ def test_counts_of_runs_by_hand(counts, word, p):
         assert low == pytest.approx(0.025 ** (1 / 5)) and high == 1  # Clopper and Pearson
 
 
+@pytest.mark.medium
 def test_counts_err_as_rarely_as_they_say():
     """Each run does as claimed with a chance of one half, or is undecided."""
     rng, judge = np.random.default_rng(0), functools.cache(judge_count)
@@ -79,6 +80,7 @@ def test_counts_err_as_rarely_as_they_say():
         assert wrong / 1000 <= 0.06
 
 
+@pytest.mark.medium
 def test_the_permutation_test_counts_all_orders():
     x, y = [0.1, 0.5, 0.2, 0.9, 0.4, 0.7], [1.0, 3.0, 2.5, 4.0, 2.0, 9.0]
     correlation, p = permutation_test(x, y)
@@ -104,7 +106,8 @@ def settings_of(rng, count, slope=0.0):
     return runs
 
 
-@pytest.mark.parametrize("count", [4, 5, 6, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.medium
+@pytest.mark.parametrize("count", [4, 5, 6, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_predictor_errs_as_rarely_as_it_says(count):
     """Four settings decided in 16.7 % of the cases where spread predicts nothing."""
     rng = np.random.default_rng(count)
@@ -123,6 +126,7 @@ def test_holm_by_hand():
     assert holm({0: 0.6, 1: 0.9}) == {0: 1.0, 1: 1.0} and holm({}) == {}
 
 
+@pytest.mark.medium
 def test_a_page_without_any_effect_decides_nothing_after_holm():
     """A whole page: twenty claims over three seeds, of which one decides at 95 % by chance."""
     rng, alone, together = np.random.default_rng(0), [], []

@@ -106,6 +106,7 @@ def test_a_page_of_idle_noise_helps_nobody_after_holm():
     assert 0.3 < np.mean(alone) < 2 and np.mean(together) <= 0.1
 
 
+@pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], world())

@@ -51,6 +51,7 @@ def test_prompts_are_the_same_on_two_days(on_day, date):
     assert np.array_equal(*found)
 
 
+@pytest.mark.medium
 def test_a_day_changes_the_date_alone():
     show = dated()
     assert show("2026-11-25").replace("25 Nov 2026", "01 Feb 2027") == show("2027-02-01")
@@ -76,6 +77,7 @@ def test_the_rest_of_a_template_is_rendered_as_before(start):
     assert asking("2026-11-25") == text
 
 
+@pytest.mark.medium
 def test_the_codes_are_those_of_strftime_in_english():
     """In the C locale, which is Python's own."""
     assert locale.setlocale(locale.LC_TIME) == "C"

@@ -102,6 +102,7 @@ def edit_weights(directory, change):
 # ---------------------------------------------------------------- what is saved comes back
 
 
+@pytest.mark.medium
 @each_config
 def test_round_trip(tmp_path, config):
     want = random_params(config, seed=1)
@@ -115,6 +116,7 @@ def test_round_trip(tmp_path, config):
     assert len({x.stat().st_mode for x in (tmp_path / "a" / "b").iterdir()}) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", ["qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"]
 )
@@ -441,6 +443,7 @@ def test_tied_head_in_the_file(saved, params):
         hf.load(saved)
 
 
+@pytest.mark.medium
 def test_written_by_transformers():
     for name, tied, hd in (
         ("qwen2_tied", True, 8),
@@ -620,6 +623,7 @@ def test_missing_and_unexpected_tensors(saved):
         hf.load(saved)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "file, message",
     [
@@ -634,7 +638,18 @@ def test_missing_file(saved, file, message):
         hf.load(saved)
 
 
-@pytest.mark.parametrize("content", ["", "null", "[1]", "[" * 200_000, '{"model": 5}', "\0" * 9])
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "null",
+        pytest.param("[1]", marks=pytest.mark.slow),
+        "[" * 200_000,
+        pytest.param('{"model": 5}', marks=pytest.mark.slow),
+        pytest.param("\0" * 9, marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_tokenizer_is_named(saved, content):
     (saved / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match="the tokenizer of .* cannot be read"):
@@ -717,6 +732,7 @@ from transformers import PreTrainedTokenizerFast as Planted
 """
 
 
+@pytest.mark.medium
 def test_code_in_a_model_directory_is_not_run_and_nobody_is_asked(saved, tmp_path, monkeypatch):
     ran = tmp_path / "ran"
     monkeypatch.setenv("PLANTED", str(ran))
@@ -753,6 +769,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
 # ---------------------------------------------------------------- beside torch, where it is there
 
 
+@pytest.mark.medium
 @each_config
 @pytest.mark.parametrize("shards", [1, 3])
 def test_transformers_opens_it(tmp_path, config, shards):
@@ -784,6 +801,7 @@ def test_transformers_opens_it(tmp_path, config, shards):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=5e-5)  # 40 tokens: larger angles
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(4))
 def test_random_qwen3_models_of_transformers(tmp_path, seed):
     """What transformers writes gives its log-probs here, and what we write of it the same there."""
@@ -827,6 +845,7 @@ def test_random_qwen3_models_of_transformers(tmp_path, seed):
     np.testing.assert_array_equal(logps(again), want)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_transformers_opens_a_dtype(tmp_path, params, dtype):
     torch = pytest.importorskip("torch")

@@ -108,6 +108,7 @@ def assert_same(got, want):
 # ---------------------------------------------------------------- what is saved comes back
 
 
+@pytest.mark.medium
 @each_config
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 10_000], ids=["one file", "shards"])
 def test_round_trip(tmp_path, config, max_shard_bytes):
@@ -140,6 +141,7 @@ def test_checksums_cover_the_tower_and_its_pictures(tmp_path):
         hf.load(tmp_path / "x")
 
 
+@pytest.mark.medium
 def test_a_tower_on_a_mesh_and_in_a_dtype(saved):
     mesh = make_mesh(data=1, fsdp=-1, tensor=1)
     tower = hf.load_tower(saved, mesh=mesh)
@@ -162,6 +164,7 @@ def test_a_model_that_does_not_see_has_no_tower(language_model):
         hf.save(language_model, model, params, tokenizer, tower=TOWER)
 
 
+@pytest.mark.medium
 def test_a_model_that_sees_is_saved_with_its_tower(tmp_path):
     with pytest.raises(ValueError, match="'qwen2_5_vl' is saved with its vision tower; pass tower"):
         save(tmp_path / "x", tower=None)
@@ -452,6 +455,7 @@ def some_rows(ours):
     return arrange(ours, rows, 64)
 
 
+@pytest.mark.medium
 @each_config
 def test_transformers_opens_it_and_writes_it_again(tmp_path, config):
     torch = pytest.importorskip("torch")

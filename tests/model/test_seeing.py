@@ -56,6 +56,7 @@ def run(s, rows):
 # ---------------------------------------------------------------- against torch
 
 
+@pytest.mark.medium
 def test_everything_matches_torch(model, stored):
     """Pixels, grids, positions and log-probs, of one picture, two, none, and three of two turns."""
     rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
@@ -69,6 +70,7 @@ def test_everything_matches_torch(model, stored):
     np.testing.assert_allclose(got_BT, stored["logp_BT"], **CLOSE)
 
 
+@pytest.mark.medium
 def test_log_probs_of_training_match_torch(model, stored):
     """By likelihood.token_logps, for all that is text: what an image's token is, nobody learns."""
     rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
@@ -106,6 +108,7 @@ def test_a_number_that_stands_for_nothing_is_seen(model, stored):
     assert not bad_BT[[0, 1, 3]].any() and bad_BT[2].all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(3))
 def test_random_models_match_torch(tmp_path, seed):
     """Heads, widths, sections, windows and tied heads drawn at random; pictures of three sizes."""
@@ -183,6 +186,7 @@ def test_random_models_match_torch(tmp_path, seed):
 # ---------------------------------------------------------------- text alone
 
 
+@pytest.mark.medium
 def test_text_alone_is_bit_for_bit_the_plain_model(model):
     """Three equal position ids, and one, turn as in a model that knows no images."""
     plain = qwen.Qwen(dataclasses.replace(model.model.config, mrope_section=()))
@@ -210,6 +214,7 @@ def test_sections_must_fill_a_head(model, section):
 # ---------------------------------------------------------------- from the cache
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("later", ["text", "image"])
 def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
     """Prefill with images, extend with what `later` says, decode token by token: rows of their own
@@ -299,6 +304,7 @@ def test_four_devices_see_what_one_sees(mesh):
 # ---------------------------------------------------------------- learning
 
 
+@pytest.mark.medium
 def test_gradients_reach_the_language_model_and_not_a_frozen_tower(model, stored):
     s = model
     rows = arrange(s, rows_of(stored)[:1], 24)

@@ -84,6 +84,7 @@ def some_bounds(leaf, heads_whole):
     return itertools.product(*choices)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("piece_bytes", [weights.PIECE_BYTES, 100])
 def test_a_part_is_all_that_is_read(directory, monkeypatch, piece_bytes):
     monkeypatch.setattr(weights, "PIECE_BYTES", piece_bytes)
@@ -150,6 +151,7 @@ def test_each_tensor_is_read_once_without_a_mesh(directory):
 # ---------------------------------------------------------------- many devices, many processes
 
 
+@pytest.mark.medium
 def test_meshes(directory):
     """8 devices: each holds its part, and no tensor is read twice for those that hold the same."""
     meshes = ("1,8,1", "1,1,8", "2,2,2", "8,1,1")
@@ -268,6 +270,7 @@ def test_memory_of_loading(half_billion, mesh):
     assert ratio <= 1.3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", MODELS)
 def test_all_tensors_have_a_place(family):
     """Every parameter of a family's models is in its table, and the other way round."""

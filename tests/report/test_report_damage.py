@@ -68,6 +68,7 @@ def test_of_a_whole_run_nothing_is_told(run):
     assert code == 0 and "warning" not in out and "Damaged:" not in page
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("kind", STORED)
 def test_a_damaged_file_is_named_on_the_page_and_on_the_console(run, kind, how):
@@ -81,6 +82,7 @@ def test_a_damaged_file_is_named_on_the_page_and_on_the_console(run, kind, how):
     assert f"warning: {message}" in out and f"Damaged: {message}" in page
 
 
+@pytest.mark.medium
 def test_an_evaluation_that_is_gone_or_another_is_told(run):
     (run / "eval" / "step_000020.json").unlink()
     path = run / "eval" / "step_000040.json"
@@ -111,6 +113,7 @@ def test_what_no_page_can_do_without_is_refused_by_name(run, name, how):
         assert code == 2 and str(run) in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.medium
 def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
     folder, rng, messages = run / "eval", np.random.default_rng(0), []
     path = folder / "step_000040.json"

@@ -34,6 +34,7 @@ def named(folder, **settings):
     return first, [cause.name for cause, *_ in found.causes]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(5))
 def test_a_healthy_run_has_a_gain_and_no_word_of_an_alarm(tmp_path, seed):
     found = verdict(write_run(tmp_path / "run", seed=seed))
@@ -44,6 +45,7 @@ def test_a_healthy_run_has_a_gain_and_no_word_of_an_alarm(tmp_path, seed):
     assert "template" not in html and "What to do" not in html and 'class="verdict well"' in html
 
 
+@pytest.mark.medium
 def test_rows_of_before_the_margin_are_said_to_be_unwatched(tmp_path):
     folder = write_run(tmp_path / "run")
     rows = read_metrics(folder / "metrics.jsonl")
@@ -85,6 +87,7 @@ def test_truth_that_falls_first_is_untrue_reasoning(tmp_path):
     assert first == "truth of the reasoning" and causes[0] == "false statements in the reasoning"
 
 
+@pytest.mark.medium
 def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path):
     changes = {"rollout/valid_rate": (30, 0.5, 10), "rollout/valid_think_rate": (30, 0.5, 10)}
     roomy = {"rollout.max_new_tokens": 100}
@@ -96,6 +99,7 @@ def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path
     assert named(tmp_path / "c", changes=changes, truncated=few)[1] == ["format"]
 
 
+@pytest.mark.medium
 def test_long_replies_alone_are_no_truncation(tmp_path):
     long = {"rollout.max_new_tokens": 20}  # of which replies have 19.8
     assert named(tmp_path / "a", fields=long)[1] == []
@@ -110,6 +114,7 @@ def test_groups_without_variance(tmp_path):
     ]
 
 
+@pytest.mark.medium
 def test_a_gap_of_sampler_and_trainer_is_a_mismatch_by_the_dtype(tmp_path):
     changes = {"rollout/logp_gap": (40, 500.0, 1)}  # to 4e-3
     name = "sampler/trainer mismatch"
@@ -131,6 +136,7 @@ def test_a_sampler_that_was_another_policy_is_no_mismatch(tmp_path):
     assert named(tmp_path / "run", changes=changes, fields={"rollout.ahead": 1})[1] == []
 
 
+@pytest.mark.medium
 def test_success_is_lost_below_three_quarters_of_its_highest(tmp_path):
     assert success_lost({0: 0.4, 20: 0.6, 40: 0.5, 60: 0.4, 80: 0.3}) == (
         80,
@@ -142,6 +148,7 @@ def test_success_is_lost_below_three_quarters_of_its_highest(tmp_path):
     assert "None of the named causes holds" in sentences.headline(found)
 
 
+@pytest.mark.medium
 def test_a_rule_that_stopped_the_run_is_said_with_its_reason(tmp_path):
     folder = write_run(tmp_path / "run")
     event = {"step": 100, "rule": "empty", "action": "stop", "reason": "the filter kept no <group>"}
@@ -163,6 +170,7 @@ def test_cures_are_quoted_from_the_documentation():
         assert f"## `{cause.section}`" in docs, cause.name
 
 
+@pytest.mark.medium
 def test_each_environment_is_judged_by_itself(tmp_path):
     """Two that train together, of which one loses its information."""
     well, ill = write_run(tmp_path / "well"), write_run(tmp_path / "ill", changes=MI, seed=1)

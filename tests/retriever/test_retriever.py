@@ -102,6 +102,7 @@ def test_words_are_built_and_served(tmp_path, corpus, monkeypatch):
         assert status == 200 and len(answer["results"]) == 5
 
 
+@pytest.mark.medium
 def test_vectors_are_built_and_served(tmp_path, corpus):
     words = [f"--corpus={corpus}", "--retriever=dense", f"--encoder={ENCODER}"]
     assert "80 texts, dense" in build(*words, f"--index={tmp_path / 'index'}")

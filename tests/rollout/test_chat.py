@@ -89,6 +89,7 @@ def test_odd_text_round_trips(tokenizer, text):
     assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.medium
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=40))
 def test_any_text_round_trips(tokenizer, text):
@@ -386,6 +387,7 @@ def test_windows_of_one_and_of_all_turns_are_the_other_contexts(tokenizer, make_
     assert len(different) == len(REPLIES)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("prompt", ["full", "terse"])
 def test_a_prompt_that_is_too_long_drops_its_oldest_turns(tokenizer, make_turn, prompt):
     def chat_of(**options):

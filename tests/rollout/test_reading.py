@@ -64,6 +64,7 @@ near = st.tuples(texts, st.sampled_from(["answer", "tool_call"]), texts).map(
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whatever_was_sampled_is_read_as_token_by_token(name):
     tokenizer = family(name).tokenizer

@@ -100,9 +100,9 @@ def assert_same(model, params, task, ours, theirs):
     [
         ("frozen_lake", "full", ()),
         pytest.param("sokoban", "single_turn", (), marks=pytest.mark.long),
-        pytest.param("countdown", "full", (), marks=pytest.mark.long),
+        pytest.param("countdown", "full", (), marks=pytest.mark.slow),
         pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.long),
-        pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.long),
+        pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
     ],
 )
 def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):

@@ -75,6 +75,7 @@ def saved(checkpoints, *seeds):
     checkpoints.manager.wait_until_finished()
 
 
+@pytest.mark.medium
 def test_a_state_comes_back_bit_for_bit_in_another_session(opened):
     saved(opened(), 3)
     checkpoints = opened()
@@ -121,6 +122,7 @@ def test_what_orbax_says_of_a_step_may_be_damaged_and_deleted(opened, tmp_path, 
     assert_same_bits(opened(keep=3).restore(2, state_of(7)), state_of(2))
 
 
+@pytest.mark.medium
 def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
     folder = tmp_path / "checkpoints"
     first = opened(keep=4)
@@ -294,6 +296,7 @@ def test_a_save_killed_half_way_is_not_seen_and_can_be_made_again(opened, tmp_pa
     assert_same_bits(opened().restore(7, state_of(0)), state_of(7))
 
 
+@pytest.mark.medium
 def test_what_is_saved_is_the_state_at_the_call(opened):
     # As in training: the next update overwrites the donated state during the write.
     @functools.partial(jax.jit, donate_argnums=0)

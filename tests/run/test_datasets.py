@@ -90,6 +90,7 @@ def by_room(examples):
 # ---- files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_examples_keep_their_order_and_types(tmp_path):
     calls = []
 
@@ -119,6 +120,7 @@ def test_examples_keep_their_order_and_types(tmp_path):
     )
 
 
+@pytest.mark.medium
 def test_stored_examples_are_read_one_by_one_in_the_order_they_were_generated(tmp_path):
     calls = []
 
@@ -181,6 +183,7 @@ def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypa
     assert "No space left on device): retrying for 60 s" in lines[0] and len(lines) == 2
 
 
+@pytest.mark.medium
 def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
     calls = []
 
@@ -297,6 +300,7 @@ def test_an_environment_that_raises_for_every_heldout_problem_is_refused(tmp_pat
 # ---- demonstrations -----------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_demonstrations_solve_their_rooms(shown):
     environment = make_env("sokoban", **OPTIONS, split="imitation")
     rooms = by_room(shown)
@@ -362,6 +366,7 @@ def slippery(directory, **budgets):
     return by_room(shown), environment
 
 
+@pytest.mark.medium
 def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
     lakes, environment = slippery(tmp_path / "a")
     slipped = holes = 0
@@ -406,6 +411,7 @@ class Unsolved:
         return plan if plan is not None and len(plan) <= self._most else None
 
 
+@pytest.mark.medium
 def test_problems_without_a_solution_are_left_out(shown, tmp_path, capsys):
     rooms = by_room(shown)
 
@@ -443,6 +449,7 @@ def test_the_expert_keeps_to_the_budgets(tmp_path):
     assert max(map(len, lakes)) == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "module",
     [
@@ -482,6 +489,7 @@ def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
     assert solved >= 50
 
 
+@pytest.mark.medium
 def test_a_scripted_players_replies_are_what_the_rollout_reads():
     config = game_2048.get_config()
     environment = build_environment(config.env, "imitation")
@@ -506,6 +514,7 @@ def test_a_scripted_players_replies_are_what_the_rollout_reads():
 # ---- splits -------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path):
     training = make_env("sokoban", **OPTIONS, split="train")
     evaluation = make_env("sokoban", **OPTIONS, split="eval")
@@ -522,6 +531,7 @@ def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path)
     assert not trained & set(judged)
 
 
+@pytest.mark.medium
 def test_an_expert_of_two_minds_does_the_same_in_both():
     environment = Sokoban(size=(6, 6), split="imitation")
     styles = environment.styles
@@ -568,6 +578,7 @@ print([int(example["x"]) for example in load_or_generate("race", {}, **settings)
 """
 
 
+@pytest.mark.medium
 def test_several_processes_begin_with_the_same_data_set(tmp_path):
     running = [
         subprocess.Popen(
@@ -583,6 +594,7 @@ def test_several_processes_begin_with_the_same_data_set(tmp_path):
         assert process.returncode == 0 and out.splitlines()[-1] == "[7]", err
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
 def test_pictures_are_drawn_again_and_not_kept(name, tmp_path):
     seen = make_env(name, observation="image", split="imitation")

@@ -447,6 +447,7 @@ def test_totals_go_on_behind_the_rows_there_are(path):
     again.close()
 
 
+@pytest.mark.medium
 def test_memory_in_use_is_of_this_process(monkeypatch):
     gc.collect()
     before = memory_metrics()["throughput/host_memory_gib"]

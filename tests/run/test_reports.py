@@ -90,6 +90,7 @@ def test_the_last_page_is_written_by_the_run_and_ends_one_at_work(begun, tmp_pat
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.medium
 def test_a_process_writes_the_page(tmp_path):
     folder = write_run(tmp_path / "run", steps=20)
     reports = Reports(folder, every=10, write_page=write_report)

@@ -188,6 +188,7 @@ def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words
 ROW = {"prompt": "a", "response": "b</think><answer>c</answer>"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -29,6 +29,7 @@ def test_what_is_as_it_was_written_has_no_damage(folder):
     assert damage(folder) is None
 
 
+@pytest.mark.medium
 def test_every_bit_that_flips_is_found(folder):
     rng = np.random.default_rng(1)
     files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]

@@ -201,7 +201,7 @@ OF_MESSAGES = (
     "{% for m in messages %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t }}"
 )
 NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-slow_child = pytest.mark.long
+slow_child = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -316,6 +316,7 @@ def test_an_npz_that_unpacks_to_too_much_is_named_and_left_out(tmp_path, monkeyp
     assert "step_000010.npz" not in out + err
 
 
+@pytest.mark.medium
 @fast
 def test_the_header_of_an_adapter_is_checked(language_model, tmp_path):
     fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}

@@ -149,6 +149,7 @@ def test_cutting_changes_no_gradient(policy, monkeypatch, who):
     assert gradients_apart(policy, one_device(), monkeypatch, who) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("aggregation", sorted({*AGGREGATIONS} - {LOSS.aggregation}))
 @pytest.mark.parametrize("who", ["policy", "critic"])

@@ -36,6 +36,7 @@ def step(optimizer, params, grads, *, rate=1.0, value=0.0):
     return jax.device_get((params, metrics))
 
 
+@pytest.mark.medium
 def test_a_first_step_by_hand():
     """The gradient (3, 4, 0) of norm 5 is clipped to (0.6, 0.8, 0). Both moments of Adam are
     unbiased after one step: its direction is g / (|g| + eps), to which AdamW adds the decay."""
@@ -63,6 +64,7 @@ def test_equal_settings_share_an_optimizer():
     assert optimize.make_optimizer(**ADAM) is not optimize.make_optimizer(**ADAM | dict(b1=0.8))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("broken", ["a moment", "weight_decay", "eps", "rate", "value"])
 def test_a_step_that_is_not_finite_is_skipped(broken):
     params = {"kernel": jnp.ones((3, 4)), "scale": jnp.ones(2)}
@@ -104,6 +106,7 @@ def test_accumulation_is_over_the_first_micro_batches(micro_batches, count, star
     assert float(largest) == real_AB.max()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("started", [False, True])
 def test_a_gradient_is_that_of_the_summed_objective(started):
     rng = np.random.default_rng(1)
@@ -238,6 +241,7 @@ def start_at(kernel):
 RATES = np.array([0.5, 0.25, 9.0], np.float32)  # the last for a minibatch that the plan lacks
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
 def test_updates_by_hand(mesh, micro_batch):
     """The objective is linear: each minibatch moves the kernel by its rate times its mean x."""
@@ -264,6 +268,7 @@ def test_a_skipped_minibatch_leaves_the_others(mesh):
     assert float(state.params["kernel"]) == pytest.approx(2 - 0.25 * mean_x(second), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_transform_runs_once_a_minibatch(mesh):
     """Pieces read kernel ** 2: by the chain rule the gradient is 2 kernel times theirs."""
     plan, calls = make_plan(mesh, micro_batch=1), []

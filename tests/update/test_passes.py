@@ -80,6 +80,7 @@ def test_no_rows_are_zeros_of_every_result(batch, mesh):
     assert [x.shape for x in found] == [(7, T)] * 2 and not np.any(found)
 
 
+@pytest.mark.medium
 def test_micro_batches_and_sizes_change_no_row(batch, mesh):
     expected = read(batch, mesh, range(6))[0]
     for micro_batch, size in ((1, 6), (3, 6), (8, 8)):
@@ -114,6 +115,7 @@ def policy():
     return Qwen(config), init_params(config, jax.random.key(0))
 
 
+@pytest.mark.medium
 def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy):
     """Shorter padding changes no token's log-prob, entropy or value."""
     model, params = policy

@@ -74,6 +74,7 @@ def test_sizes_by_hand(size, config, want):
     assert images.image_grid(*size, config) == (1, want[0] // 14, want[1] // 14)
 
 
+@pytest.mark.medium
 @given(st.integers(1, 3000), st.integers(1, 3000))
 @settings(max_examples=500, deadline=None)
 def test_sizes_are_whole_tokens_within_the_limits(height, width):

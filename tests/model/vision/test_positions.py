@@ -52,6 +52,7 @@ def behind(row, images, start=0):
 # ---------------------------------------------------------------- position ids by hand
 
 
+@pytest.mark.medium
 def test_text_counts_on():
     row, images = numbered(range(5), [])
     np.testing.assert_array_equal(positions_of(row, images), [[0, 1, 2, 3, 4]] * 3)
@@ -67,6 +68,7 @@ def test_without_a_table_there_is_one_position():
     np.testing.assert_array_equal(position_behind({}, tokens_BT, count_B, start_B), [3, 8])
 
 
+@pytest.mark.medium
 def test_an_image_by_hand():
     """Two rows of three tokens behind two others: they are 2 x 3 places, text goes on at 2 + 3."""
     row, images = numbered([9, *show((1, 4, 6)), 8, 7], [(1, 4, 6)])
@@ -95,6 +97,7 @@ def test_two_images_by_hand():
     )
 
 
+@pytest.mark.medium
 def test_an_image_shown_again_stands_at_another_place():
     row, images = numbered([*show((1, 4, 4)), 3, *show((1, 4, 4))], [(1, 4, 4)] * 2)
     np.testing.assert_array_equal(row[1:5], row[8:12])
@@ -104,6 +107,7 @@ def test_an_image_shown_again_stands_at_another_place():
     assert behind(row, images) == 9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 def test_a_row_in_pieces_is_the_row(size):
     """Each begun behind those before, wherever it is cut: within an image, too."""
@@ -120,6 +124,7 @@ def test_a_row_in_pieces_is_the_row(size):
     assert start == behind(row, images)
 
 
+@pytest.mark.medium
 def test_what_a_policy_says_is_text():
     """The words of an image, said by a policy, are below the vocabulary's size."""
     said = [*show((1, 4, 4)), START, PAD, PAD, END]
@@ -132,6 +137,7 @@ def test_what_a_policy_says_is_text():
 # ---------------------------------------------------------------- beside torch
 
 
+@pytest.mark.medium
 def test_positions_match_torch():
     """Text alone, one image, two, one in a second turn; padded on the right."""
     torch = pytest.importorskip("torch")
@@ -212,6 +218,7 @@ def test_three_equal_positions_are_one(scaling):
 # ---------------------------------------------------------------- embeddings
 
 
+@pytest.mark.medium
 def test_splice_by_hand():
     """Two images, of one and of two tokens; the table has room for more."""
     x_BTD = np.arange(2 * 5 * 2, dtype=np.float32).reshape(2, 5, 2)
@@ -227,6 +234,7 @@ def test_splice_by_hand():
     assert splice(jnp.asarray(x_BTD, jnp.bfloat16), tokens_BT, images, V).dtype == "bfloat16"
 
 
+@pytest.mark.medium
 def test_numbers_that_stand_for_nothing_are_seen():
     """Below, between and behind those of the table: not the nearest one, but NaN."""
     images = table([(V + 4, 1, 1), (V + 9, 1, 2)], np.ones((3, 2), np.float32), 4)

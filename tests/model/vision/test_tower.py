@@ -87,6 +87,7 @@ def test_windows_divide_the_patches(grid, side):
 # ---------------------------------------------------------------- attention
 
 
+@pytest.mark.medium
 @each_grid
 def test_attention_in_windows_is_masked_attention(grid):
     P = grid[1] * grid[2]
@@ -100,6 +101,7 @@ def test_attention_in_windows_is_masked_attention(grid):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_queries_in_pieces_are_all_queries(monkeypatch):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 40, 3, 8), np.float32)
     want = vision.attend_to_all(q, k, v)
@@ -111,6 +113,7 @@ def test_queries_in_pieces_are_all_queries(monkeypatch):
 # ---------------------------------------------------------------- the tower
 
 
+@pytest.mark.medium
 def test_images_do_not_see_each_other():
     params, tower, grid = random_params(CONFIG), VisionTower(CONFIG), (1, 6, 10)
     both = pixels(CONFIG, grid)
@@ -121,6 +124,7 @@ def test_images_do_not_see_each_other():
         np.testing.assert_allclose(got[0], want[i], rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_who_reads_whom():
     """Without a layer that reads the whole image, a patch changes its own window's tokens alone;
     with one, all."""
@@ -135,6 +139,7 @@ def test_who_reads_whom():
         assert not off[[i for i in range(15) if i not in seen]].any()
 
 
+@pytest.mark.medium
 def test_a_window_as_large_as_the_image_is_the_whole_image():
     grid, params = (1, 6, 10), random_params(CONFIG)
     large = dataclasses.replace(CONFIG, window_size=8 * 5)
@@ -145,6 +150,7 @@ def test_a_window_as_large_as_the_image_is_the_whole_image():
     assert np.abs(run(VisionTower(CONFIG), params, x, grid) - want).max() > 0.01
 
 
+@pytest.mark.medium
 def test_places_matter():
     """The same patches elsewhere are another picture: rows and columns each turn a half."""
     params, tower = random_params(CONFIG), VisionTower(CONFIG)
@@ -155,6 +161,7 @@ def test_places_matter():
         assert np.abs(a - b).max() > 0.01
 
 
+@pytest.mark.medium
 def test_dtype():
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     params, x = random_params(CONFIG), pixels(CONFIG, (1, 6, 10))
@@ -164,6 +171,7 @@ def test_dtype():
     assert 0 < np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
+@pytest.mark.medium
 @each_grid
 def test_one_program_a_grid(grid):
     """No shape depends on what is seen."""
@@ -213,6 +221,7 @@ def test_a_tower_stands_beside_images_of_its_own_patches(name):
 # ---------------------------------------------------------------- beside torch
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "fields",
     [
