@@ -1,10 +1,10 @@
-"""Plays, scores and updates on a mesh of virtual devices and on one device, and compares.
+"""Play, score and update on a mesh of virtual devices and on one device, and compare.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/core/mesh_equality_script.py MODEL_DIR DATA,FSDP,TENSOR ...
 
 Run by tests/core/test_sharding.py in a separate process, because the number of devices is
-fixed when JAX starts. Prints one JSON object a mesh.
+fixed when JAX starts. Prints one JSON object per mesh.
 """
 
 import json
@@ -41,7 +41,7 @@ PARTS = ("task", "kl", "entropy", "total")
 
 
 def play(directory, mesh):
-    """(model, params, episodes with full history) on `mesh`; 62 of them do not split evenly."""
+    """(model, params, episodes with full history) on `mesh`; 62 episodes do not split evenly."""
     config = sokoban.get_config()
     config.env.context = "full"
     environment = build_environment(config.env, "train")
@@ -65,8 +65,8 @@ def play(directory, mesh):
 
 
 def score(model, params, episodes, mesh):
-    """Log-probs a token of reasonings, and flow figures of actions; with and without a start that
-    all prompts have in common."""
+    """Log-probs per token of reasonings, and flow figures of actions; with and without a prefix
+    that all prompts share."""
     sample = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
     prompts, turns, prompt_M = sample.prompts, sample.turns, sample.prompt_M
     longer = [np.concatenate([np.arange(70) % 10, prompt]) for prompt in prompts]
@@ -99,7 +99,7 @@ def training_rows(params, episodes):
 
 
 def bucket_norms(model, params, episodes, mesh):
-    """The norms of the gradients of the loss's parts in two buckets of groups."""
+    """The norms of the gradients of the loss's parts, in two buckets of groups."""
     batch, advantage_BT, reference = training_rows(params, episodes)
     with jax.set_mesh(mesh):
         found = bucket_gradients(
@@ -114,11 +114,11 @@ def bucket_norms(model, params, episodes, mesh):
 
 
 def update(model, params, episodes, mesh):
-    """(first gradient, parameters behind 3 updates)."""
+    """(first gradient, parameters after 3 updates)."""
     batch, advantage_BT, reference = training_rows(params, episodes)
     found = []
     # With plain gradient descent at rate 1 the first step is the gradient itself. Adam's eps keeps
-    # a gradient that is a rounding of 0 from becoming a step of full length.
+    # a gradient that is a rounding of 0 from becoming a full-size step.
     for optimizer, minibatches in ((optax.sgd(1.0), 1), (optax.adam(1e-3, eps=1e-6), 3)):
         with jax.set_mesh(mesh):
             state, metrics = update_policy(
@@ -156,7 +156,7 @@ def near_tie(model, params, a, turn, index):
 
 
 def differences(model, params, ours, theirs):
-    """(episodes that part at a near tie, episodes that part elsewhere)."""
+    """(episodes that diverge at a near tie, episodes that diverge elsewhere)."""
     ties = wrong = 0
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""clean_text.py: text that every file accepts, and that no terminal takes for a command."""
+"""clean_text.py: text that every file accepts and no terminal reads as a command."""
 
 import asyncio
 import json

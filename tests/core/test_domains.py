@@ -1,4 +1,4 @@
-"""domains.py: what each kind of field accepts and refuses, and the words that say so."""
+"""domains.py: the values that each kind of field accepts and refuses, and the messages."""
 
 import math
 
@@ -10,7 +10,7 @@ from ragen_jax.core.domains import ReadWhen, default_values, fields_by_name
 
 pytestmark = pytest.mark.fast
 
-CASES = {  # name -> (field, its words, accepted values, refused values)
+CASES = {  # name -> (field, its description, accepted values, refused values)
     "whole": (
         domains.whole(2, 0, 5),
         "a whole number from 0 to 5",
@@ -71,7 +71,7 @@ def test_a_kind_of_field(name):
 
 
 def test_every_kind_is_here():
-    """A function of domains.py that returns a `Field` has a case above."""
+    """Every function of domains.py that returns a `Field` has a case above."""
     made = {
         name
         for name, function in vars(domains).items()

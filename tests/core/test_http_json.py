@@ -1,4 +1,4 @@
-"""The client of all servers: hostile answers end in time, in bounded memory, with one line."""
+"""The HTTP client: hostile responses end in time, in bounded memory, with a one-line error."""
 
 import json
 import socket
@@ -17,7 +17,7 @@ from ragen_jax.envs.search_qa.remote import Remote
 pytestmark = pytest.mark.fast
 
 LIMIT_S = 0.5
-QUICK = (  # in the default run: those that hung for ever, or escaped
+QUICK = (  # in the default run: responses that once hung or raised past the client
     *("dripped_status_line", "dripped_chunk_size", "endless_trailers", "endless_continue"),
     *("large_empty_lists", "number_of_400_digits", "deep_lists", "redirect_to_file", "binary"),
     *("tls_dripped", "never_accepts", "chunk_negative", "gzip_bomb"),
@@ -37,7 +37,7 @@ def test_a_hostile_server_costs_its_time_limit_and_a_line(way):
         with pytest.raises(ConnectionError) as caught:
             remote.search(["a"], 1)
         seconds = time.monotonic() - start
-    assert seconds < LIMIT_S + 3  # a busy machine; the rest takes milliseconds
+    assert seconds < LIMIT_S + 3  # allowance for a busy machine; the rest takes milliseconds
     message = str(caught.value)
     assert message.startswith(f"retriever {url} ") and len(message) < 700, message
     assert message.isprintable()
@@ -51,7 +51,7 @@ def test_characters_that_are_none_are_replaced(way):
     assert "\ufffd" in found.name and found.text.startswith("a") and "\ufffd" in found.text
     (found.name + found.text).encode()
     if way == "lone_surrogates":
-        assert found.text == "a \ufffd \U0001f600"  # a pair is a character
+        assert found.text == "a \ufffd \U0001f600"  # a surrogate pair is one character
 
 
 def test_a_name_that_is_not_looked_up(monkeypatch):

@@ -1,4 +1,4 @@
-"""randomness.py: no two streams are one, and what that gives the environments of a run."""
+"""randomness.py: no two streams are equal, and the effect on the environments of a run."""
 
 import dataclasses
 import itertools
@@ -52,7 +52,7 @@ def state_of(bit_generator):
 
 def test_no_two_of_100_000_streams_share_a_state():
     seeds = [seed + n for seed in LARGE[:-1] for n in range(12)]
-    members = range(120)  # enough, even where neighbouring seeds get the same purpose twice
+    members = range(120)  # enough even if neighbouring seeds get the same purpose twice
     words = itertools.product(seeds, members, LARGE)
     purposes = itertools.cycle([*Purpose, *TAGS])
     names = [(next(purposes), *word) for word in words]
@@ -102,7 +102,7 @@ def test_keys_hold_all_bits_of_a_seed():
         for words in ((), (0,), (1,), (1, 0), (2**32 - 1,))
     ]
     assert len(set(keys)) == len(keys)
-    assert {key >> 63 for key in keys} == {0, 1}  # the upper half is there, too
+    assert {key >> 63 for key in keys} == {0, 1}  # the upper half of the range is used
     for seed, word in ((2**64, 0), (-1, 0), (0, 2**32)):
         with pytest.raises(ValueError):
             stream_key(Purpose.PLAY, seed, word)
@@ -112,17 +112,17 @@ def test_no_other_file_makes_a_generator_or_a_key_from_a_seed():
     root = Path(ragen_jax.__file__).parent
     made = ("np.random.Philox", "default_rng", "SeedSequence", "jax.random.key(", "PRNGKey")
     for path in (*root.rglob("*.py"), *(root.parent / "envs").rglob("*.py")):
-        # Of shapes alone no number is drawn.
+        # jax.random.key(0) serves only to trace shapes; no number is drawn from it.
         lines = [line for line in path.read_text().splitlines() if "jax.random.key(0)" not in line]
         if path.name != "randomness.py":
             assert not [line for line in lines if any(word in line for word in made)], path
 
 
-# ---- through a run's own parts ------------------------------------------------------------------
+# ---- through the parts of a run -----------------------------------------------------------------
 
 
 class Watched:
-    """An environment whose slips are counted and whose streams are looked at."""
+    """An environment that counts slips and records the streams."""
 
     def __init__(self, environment):
         self._environment = environment
@@ -133,7 +133,7 @@ class Watched:
         return getattr(self._environment, name)
 
     def step(self, state, action, rng):
-        # The generators are kept, so that no two have one id.
+        # Keep the generators alive, so that no two have the same id.
         self.streams.setdefault(id(rng), (rng, state_of(rng.bit_generator)))
         step = self._environment.step(state, action, rng)
         self.moves += 1
@@ -169,7 +169,7 @@ def changed(lake, tmp_path, monkeypatch):
 
 
 def play_training(lake, steps):
-    """(`Watched` environment, keys of the rollouts) of a run's steps, played as train.py does."""
+    """(`Watched` environment, keys of the rollouts) of a run's steps, played as in train.py."""
     config, model, params, tokenizer = lake
     (task,) = build_tasks(config, tokenizer, hf.stop_ids(config.model.path))
     watched, keys = Watched(task.settings.environment), []
@@ -200,7 +200,7 @@ def play_training(lake, steps):
 
 
 def play_evaluation(lake):
-    """`Watched` environment of a run's held-out problems, played twice each as evaluate.py does."""
+    """`Watched` environment of a run's held-out problems, played twice each as in evaluate.py."""
     config, model, params, tokenizer = lake
     (task,) = build_tasks(config, tokenizer, hf.stop_ids(config.model.path))
     watched = Watched(task.heldout_environment)
@@ -209,7 +209,7 @@ def play_evaluation(lake):
 
 
 def slip_p(watched, slip):
-    """p-values of chi-square tests that slips come at a rate: in each run, and in all together."""
+    """p-values of chi-square tests of the slip rate: for each run, and for all runs together."""
     due = np.array([one.moves for one in watched]) * slip
     found = np.array([one.slips for one in watched])
     apart = ((found - due) ** 2 / (due * (1 - slip))).sum()

@@ -1,4 +1,4 @@
-"""Meshes: layouts by the table, and the same numbers on many devices and processes as on one."""
+"""Meshes: the layouts in the table, and equal numbers on many devices or processes and on one."""
 
 import json
 
@@ -29,13 +29,13 @@ def test_eight_devices_do_what_one_does(agent, mesh):
     assert process.returncode == 0, err[-3000:]
     found = json.loads(out.splitlines()[-1])
     assert found["mesh"] == mesh and found["devices"] == 8
-    assert found["split"] == (mesh != "8,1,1")  # the parameters
+    assert found["split"] == (mesh != "8,1,1")  # whether parameters are sharded
     assert found["wrong"] == 0 and found["episodes"] == 126
     assert found["ties"] <= 2
-    assert found["score"] < 1e-5  # nats, of a token of reasoning; flow figures of an action
+    assert found["score"] < 1e-5  # log-probs per reasoning token (nats) and flow figures of actions
     assert found["gradient"] < 1e-5
     assert found["params"] < 1e-4
-    assert found["norms"] < 1e-4  # of the parts' gradients in buckets
+    assert found["norms"] < 1e-4  # gradient norms of the loss's parts, in buckets
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_two_devices_of_a_tensor_mesh_do_what_one_does(agent):
     "served",
     [
         pytest.param((), id="turn by turn"),
-        # Environments that have a limit step beside the device, in each process when they can.
+        # Environments with a time limit step while the device works, in each process if they can.
         pytest.param(
             ("--config.rollout.slots=24", "--config.rollout.chunk=7", "--config.env.time_limit=60"),
             id="slots",
@@ -76,7 +76,7 @@ def test_two_processes_do_what_one_does(agent, tmp_path, served):
     assert one.returncode == 0, err[-3000:]
     words = [*command("two")[2:], *served]
     two = in_two_processes(words, devices=2, logs=tmp_path / "logs", timeout=600, **cache)
-    assert "eval at step 2" in two.stdout  # the first process speaks, the other does not
+    assert "eval at step 2" in two.stdout  # only the first process prints
     assert "eval at step" not in (tmp_path / "logs" / "process_1.log").read_text()
     expected, found = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert len(found) == 3
@@ -86,7 +86,7 @@ def test_two_processes_do_what_one_does(agent, tmp_path, served):
             for row in (a, b)
         )
         assert a.keys() == b.keys()
-        for name in a.keys() - {"rollout/logp_gap"}:  # itself a difference of rounding
+        for name in a.keys() - {"rollout/logp_gap"}:  # a rounding difference itself
             assert np.isclose(a[name], b[name], rtol=1e-5, atol=1e-5), (name, a[name], b[name])
         assert b.get("rollout/logp_gap", 0) < 1e-4
 
@@ -127,7 +127,7 @@ def test_norms_of_heads_are_whole_where_heads_are_split():
 
 @pytest.mark.long
 def test_sampling_params_are_what_the_model_multiplies_with():
-    """In bfloat16 every matrix is cast when used, so a cast copy gives the same numbers."""
+    """In bfloat16 every matrix is cast when it is used, so a cast copy gives the same numbers."""
     config = qwen.ModelConfig(
         vocab_size=50,
         width=32,
@@ -143,7 +143,7 @@ def test_sampling_params_are_what_the_model_multiplies_with():
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     cast = sampling_params(params, model, mesh)
     kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(cast)}
-    assert kinds == {"bfloat16", "float32"}  # norms stay
+    assert kinds == {"bfloat16", "float32"}  # norms keep float32
     tokens = np.arange(20).reshape(2, 10)
     hidden, _ = model.apply({"params": params}, tokens)
     hidden_cast, _ = model.apply({"params": cast}, tokens)

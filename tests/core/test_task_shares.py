@@ -1,4 +1,4 @@
-"""task_shares.py: the groups of two environments, their metrics, and the figures of both."""
+"""task_shares.py: the groups and metrics of two environments, and the figures over both."""
 
 import types
 
@@ -23,7 +23,7 @@ TWO = (Part("lake", 2), Part("sums", 1))
 
 
 def test_arrays_are_split_by_groups():
-    """Whether an array has an entry per group or several per group."""
+    """Arrays with an entry per group, and arrays with several entries per group."""
     found = list(split_groups(TWO, "abcdef", np.array([1.0, 2.0, 3.0])))
     assert [(part, share) for part, share, _ in found] == [(TWO[0], "abcd"), (TWO[1], "ef")]
     assert [x.tolist() for *_, x in found] == [[1.0, 2.0], [3.0]]
@@ -75,7 +75,7 @@ def test_figures_of_both_environments_by_hand():
 def test_a_mean_over_a_figure_without_an_interval_has_none():
     lake, sums = {"x/mi": 1.0, "x/mi_ci95": 0.1}, {"x/mi": 3.0}
     assert "x/mi_ci95" not in combine_metrics(TWO, [lake, sums])
-    # An environment that lacks the figure itself does not count.
+    # An environment that lacks the figure does not count.
     assert combine_metrics(TWO, [lake, {}])["x/mi_ci95"] == pytest.approx(0.1)
 
 

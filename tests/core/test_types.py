@@ -1,4 +1,4 @@
-"""What the package says of its types."""
+"""The type annotations of the package."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,7 @@ FILES = [
 
 
 def functions(body, prefix=""):
-    """Functions of a module and methods of its classes, not what is defined inside of them."""
+    """Functions of a module and methods of its classes, without nested functions."""
     for node in body:
         if isinstance(node, ast.FunctionDef):
             yield prefix + node.name, node
