@@ -1,4 +1,4 @@
-"""Preset llm: what follows from the model's size and the devices, and what the user keeps."""
+"""Preset llm: fields set from the model's size and the devices, and fields the user keeps."""
 
 import datetime
 import json
@@ -51,14 +51,14 @@ CONFIGS = {
 
 
 class Device:
-    """As many of a platform as a test needs; the meshes only count them."""
+    """A device of a given platform; the meshes only count them."""
 
     def __init__(self, platform):
         self.platform = platform
 
 
 def model_directory(path, name):
-    """A directory that holds no more than the config.json of a published shape."""
+    """Make a directory that holds only the config.json of a published shape."""
     path.mkdir()
     fields = config_json.from_config(families.SHAPES[name], "bfloat16")
     (path / "config.json").write_text(json.dumps(fields))
@@ -87,7 +87,7 @@ def test_every_config_file_has_the_preset(name, language_model):
     for one in per_task_configs(config).values():
         assert one.env.prompt == "full" and one.env.context == "full"
         build_environment(one.env, "train")
-    tokens = 4000 if name == "deepcoder" else 400  # a program takes more than a move
+    tokens = 4000 if name == "deepcoder" else 400  # a program takes more tokens than a move
     assert config.optimizer.learning_rate == 1e-6 and config.rollout.max_new_tokens == tokens
     assert json.loads(json.dumps(config.to_dict()))["model"]["dtype"] == "float32"
 
@@ -96,7 +96,7 @@ def test_what_follows_from_the_size_and_the_devices(tmp_path, language_model):
     tpus = [Device("tpu") for _ in range(8)]
     half = settled(model_directory(tmp_path / "half", "qwen2.5-0.5b"), tpus)
     three = settled(model_directory(tmp_path / "three", "qwen2.5-3b"), tpus)
-    by_name = settled("Qwen/Qwen2.5-3B-Instruct", tpus)  # reads nothing
+    by_name = settled("Qwen/Qwen2.5-3B-Instruct", tpus)  # reads no files
     small = settled(str(language_model), jax.devices())
     assert by_name.optimizer == three.optimizer and by_name.mesh == three.mesh
 
@@ -108,7 +108,8 @@ def test_what_follows_from_the_size_and_the_devices(tmp_path, language_model):
     assert [c.mesh.data for c in (small, half, three)] == [-1, -1, 1]
     assert [getattr(three.sampling_mesh, axis) for axis in MESH_AXES] == [-1, 1, 1]
     assert [getattr(half.sampling_mesh, axis) for axis in MESH_AXES] == [0, 0, 0]
-    # 4 rows a device, but a minibatch has only 32; 1 a device; 4 on the only one.
+    # half: 4 rows per device, but a minibatch has only 32 rows; three: 1 per device; small: 4 on
+    # its only device.
     assert half.optimizer.micro_batch == 32 and three.optimizer.micro_batch == 8
     assert small.optimizer.micro_batch == 4
     for config in (small, half, three):
@@ -126,7 +127,7 @@ def test_what_the_user_set_stays(tmp_path):
     assert {name: field(config, name) for name in given} == given
     assert config.sampling_mesh.data == -1
     assert settled(path, tpus, **{"mesh.data": 8, "mesh.fsdp": 1}).optimizer.micro_batch == 8
-    named = settled("tiny", tpus, preset="tiny")  # leaves nothing open
+    named = settled("tiny", tpus, preset="tiny")  # this preset leaves no field open
     assert named.to_dict() == sokoban.get_config().to_dict()
 
 
@@ -135,7 +136,8 @@ def test_unusable_values_are_refused_before_they_are_reckoned_with(language_mode
         with pytest.raises(ValueError, match=f"config.{name} is {value}; it must be"):
             settled(str(language_model), jax.devices(), **{name: value})
     with pytest.raises(ValueError, match="config.optimizer.b1 is 2.0; it must be"):
-        settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})  # not downloaded first
+        # refused before any download
+        settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})
     with pytest.raises(ValueError, match="preset llm needs --config.model.path=DIR_OR_HUB_ID"):
         fill_auto_fields(sokoban.get_config("llm"), jax.devices())
     with pytest.raises(ValueError, match="no model directory /none"):
@@ -159,7 +161,7 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert held.mesh.data == -1 and not is_open(held)
     assert train.train(config(2), tmp_path / "run") == 0
     assert "after step 1" in capsys.readouterr().out
-    assert train.train(config(0), tmp_path / "run") == 0  # nothing left to do
+    assert train.train(config(0), tmp_path / "run") == 0  # no steps left
     other = config(2)
     other.model.dtype = "bfloat16"
     with pytest.raises(SystemExit, match="2"):
@@ -184,7 +186,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys, mo
     (run / "config.json").write_text(json.dumps(first.to_dict()))
     again = settled_on(26, config(), run)
     assert again.model.date == "2026-11-25" and same_run(again, run) == []
-    assert same_run(config(), run) == []  # open, as of who only looks whether it is the same run
+    assert same_run(config(), run) == []  # date still open, as in a check for the same run
     other = settled_on(26, config(**{"model.date": "2026-11-26"}), run)
     assert other.model.date == "2026-11-26"
     with pytest.raises(ValueError, match="holds a run with config.model.date='2026-11-25'"):
@@ -193,7 +195,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys, mo
     assert settled_on(26, config("tiny"), run).model.date == "auto"
     assert not capsys.readouterr().out
 
-    unbegun = config()  # as the laboratory may leave a folder
+    unbegun = config()  # a config not filled in yet, as the laboratory may leave it
     (run / "config.json").write_text(json.dumps(unbegun.to_dict()))
     assert settled_on(27, config(), run).model.date == "2026-11-27"
     assert not capsys.readouterr().out

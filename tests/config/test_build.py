@@ -1,4 +1,4 @@
-"""build.py: which values of a config reach which object, and the lines that refuse a config."""
+"""build.py: which config values reach which object, and the messages that refuse a config."""
 
 import dataclasses
 import types
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.fast
 
 
 def configured(config=None, **fields):
-    """The frozen config of base.py (or another) with the fields a__b replaced."""
+    """The frozen config of base.py (or another) with fields replaced; write a.b as a__b."""
     if config is None:
         config = Config()
     elif isinstance(config, ConfigDict):
@@ -47,7 +47,7 @@ def refusal(function, *arguments):
 
 
 def test_settings_come_from_the_fields_of_their_names():
-    """Every number differs from the default and from the others: none can be swapped."""
+    """Every number differs from the default and from the others, so a swap would show."""
     config = configured(
         rollout__temperature=0.7,
         rollout__max_new_tokens=60,
@@ -76,7 +76,7 @@ def test_settings_come_from_the_fields_of_their_names():
     assert penalties.overlong_buffer == 13
     value_loss = build.build_value_loss(config)
     assert (value_loss.clip, value_loss.aggregation) == (0.6, "seq-mean-token-sum")
-    assert value_loss.norm_length == 3 * 60  # three turns are in a row
+    assert value_loss.norm_length == 3 * 60  # a row has three turns
 
 
 def test_the_loss_by_hand():
@@ -99,7 +99,7 @@ def test_the_loss_by_hand():
     assert (loss.clip_low, loss.clip_high, loss.norm_length) == (0.11, 0.22, 50)
     assert (loss.kl_coef, loss.kl_kind, loss.entropy_coef) == (0.33, "abs", 0.44)
     in_reward = build.build_loss(configured(config, algorithm__kl_in="reward"))
-    assert in_reward.kl_coef == 0.0  # charged once
+    assert in_reward.kl_coef == 0.0  # KL is charged only once
     assert build.build_loss(configured(config, algorithm__clip_c=2.0)).clip_c == 2.0
 
 
@@ -255,7 +255,7 @@ SHAPE = ModelConfig(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_d
 
 
 class Device:
-    """A device to build a mesh of; nothing runs on it."""
+    """A device for building a mesh; nothing runs on it."""
 
     def __init__(self, number, process=0, platform="tpu", memories=("device",)):
         self.id, self.process_index, self.platform = number, process, platform
@@ -374,7 +374,7 @@ def test_a_reference_in_host_memory_where_there_is_one():
     fields = {"algorithm__kl_coef": 0.1, "algorithm__kl_memory": "host"}
     devices = [Device(i, memories=("device", "pinned_host")) for i in range(4)]
     meshes(ROWS | fields, devices)
-    meshes(ROWS | fields | {"model__lora__rank": 4}, FOUR)  # the base model is the reference
+    meshes(ROWS | fields | {"model__lora__rank": 4}, FOUR)  # the base model is the KL reference
     meshes(ROWS | fields | {"algorithm__kl_coef": 0.0}, FOUR)
 
 
@@ -389,7 +389,7 @@ def test_rates_depend_on_the_number_of_the_step_alone():
         optimizer__schedule="linear",
         optimizer__warmup_updates=2,
         optimizer__minibatches=2,
-        critic__warmup_steps=3,  # of a critic that GRPO does not have
+        critic__warmup_steps=3,  # GRPO has no critic
     )
     found = [build.step_rates(config, step)[0] for step in (1, 2, 3, 4)]
     falling = 0.8 * np.arange(6, 0, -1) / 6
@@ -397,4 +397,4 @@ def test_rates_depend_on_the_number_of_the_step_alone():
     assert found[0].dtype == np.float32
     np.testing.assert_array_equal(build.step_rates(config, 3)[0], found[2])
     constant = configured(config, optimizer__schedule="constant", optimizer__warmup_updates=0)
-    assert build.step_rates(constant, 1)[0].shape == (2,)  # one of each minibatch
+    assert build.step_rates(constant, 1)[0].shape == (2,)  # one rate per minibatch

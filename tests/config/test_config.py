@@ -1,4 +1,4 @@
-"""config.py, configs/, sharding.make_mesh: bad input is refused with one line that names it."""
+"""config/, configs/, sharding.make_mesh: bad input is refused with one line that names it."""
 
 import hashlib
 import inspect
@@ -42,7 +42,7 @@ from ragen_jax.run.workdir import new_folder, set_evaluations_aside
 from ragen_jax.storage.cache import content_hash
 
 ROOT = Path(__file__).parents[2]
-NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
+NAMED = ("tiny", *presets.LLMS)  # presets that leave no field open
 CONFIGS = {
     "bandit": bandit,
     "countdown": countdown,
@@ -59,7 +59,7 @@ CONFIGS = {
 
 
 def changed(**fields):
-    """The tiny preset with fields changed; a dot in a name is written as two underscores."""
+    """The tiny preset with changed fields; write a dot in a name as two underscores."""
     config = sokoban.get_config()
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return config
@@ -116,7 +116,7 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
 @pytest.mark.parametrize(
     "name, fields",
     [
-        ("filter.value", dict(filter__value=0.0)),  # keeps nothing, ever
+        ("filter.value", dict(filter__value=0.0)),  # never keeps any group
         ("filter.value", dict(filter__value=1.5)),
         ("filter.value", dict(filter__strategy="top_k", filter__value=2.0)),
         ("filter.value", dict(filter__strategy="top_k_abs", filter__value=0.5)),
@@ -127,21 +127,23 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
             "filter.value",
             dict(filter__strategy="min_p", filter__keep="smallest", filter__value=0.0),
         ),
-        ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves nothing
-        ("env.pool", dict(env__pool=7)),  # for 8 groups
-        ("collect.explore", dict(collect__explore=0.5)),  # without a pool
+        ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves no room
+        ("env.pool", dict(env__pool=7)),  # there are 8 groups
+        ("collect.explore", dict(collect__explore=0.5)),  # needs a pool
         ("algorithm.entropy_gate", dict(algorithm__entropy_gate=0.5, diagnose__every=0)),
         (
             "algorithm.entropy_gate",
             dict(algorithm__entropy_gate=0.5, diagnose__gradients_every=1),
         ),
-        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),  # the filter drops those groups
+        # the filter drops the groups it applies to
+        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="min_p")),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="none")),
         ("diagnose.gradients_edges", dict(diagnose__gradients_edges=(2.0, 1.0))),
         ("rollout.groups", dict(rollout__groups=2**14, rollout__group_size=2**10)),
-        ("rollout.max_new_tokens", dict(rollout__max_new_tokens=32768)),  # of the tiny agent
-        ("warmstart.width", dict(warmstart__width=100)),  # over 4 heads, not even
+        # too many for the tiny agent
+        ("rollout.max_new_tokens", dict(rollout__max_new_tokens=32768)),
+        ("warmstart.width", dict(warmstart__width=100)),  # not divisible by 4 heads
         ("warmstart.heads", dict(warmstart__kv_heads=3)),
         ("warmstart.batch", dict(warmstart__rooms=63)),
     ],
@@ -172,7 +174,7 @@ def test_minibatch_rows_by_hand():
     # single_turn: each turn of the 128 episodes is a separate row; full: one row per episode.
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 160
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4, env__context="full")) == 32
-    # A window: two turns in the first row, one in each of the others; the limit may cut any turn.
+    # window: two turns in the first row, then one turn per row; the limit may cut any turn.
     window = dict(**sizes, optimizer__minibatches=4, env__context="window")
     assert [minibatch_rows(changed(**window, env__window=n)) for n in (1, 2, 5, 9)] == [
         *(160, 128, 32, 32)
@@ -358,7 +360,7 @@ def test_the_hash_of_a_file_is_read_anew_when_it_has_changed(tmp_path):
         file.write_bytes(content)
         os.utime(file, ns=(0, len(content)))
         assert content_hash(file) == hashlib.sha256(content).hexdigest()
-    file.write_bytes(b"2")  # of the same size
+    file.write_bytes(b"2")  # the same size as before
     assert content_hash(str(file)) == hashlib.sha256(b"2").hexdigest()
     with pytest.raises(OSError):
         content_hash(tmp_path / "none")
@@ -436,7 +438,7 @@ def test_rates_of_a_steps_minibatches():
     config.steps, config.algorithm.name = 3, "ppo"
     config.optimizer.update(learning_rate=0.6, schedule="linear", warmup_updates=0, minibatches=2)
     config.critic.update(learning_rate=1.2, warmup_steps=1)
-    # The policy's four updates are those of the second and third step; the critic makes six.
+    # The policy's four updates are in the second and third step; the critic makes six.
     for step, policy, critic in ((2, [0.6, 0.45], [0.8, 0.6]), (3, [0.3, 0.15], [0.4, 0.2])):
         found = step_rates(config, step)
         np.testing.assert_allclose(found, [policy, critic], rtol=1e-6)
@@ -546,7 +548,7 @@ def test_steps_of_a_stretched_learning_rate_stay(tmp_path):
 
 
 def test_earlier_evaluations_are_set_aside(tmp_path, capsys):
-    set_evaluations_aside(tmp_path, 3)  # there are none
+    set_evaluations_aside(tmp_path, 3)  # no evaluations yet
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "step_000000.json").write_text("[]")
     set_evaluations_aside(tmp_path, 3)

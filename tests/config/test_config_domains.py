@@ -1,4 +1,4 @@
-"""The fields of base.py: accepted values, and fields reported as unread that nothing reads."""
+"""The fields of base.py: accepted values, and fields that are set but that a run does not read."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ BAD = {
     tuple: (5, "q", None, (NAN,), ("no such name",)),
     dict: (5, None, "x"),
 }
-# Field -> values just outside its bounds, and values that were accepted once.
+# Field -> values just outside its bounds, and values that earlier versions accepted.
 BEYOND = {
     "seed": (-1, 2**29),
     "steps": (-1, 10**6 + 1),
@@ -127,17 +127,17 @@ BEYOND = {
     "warmstart.success": (-0.1, 1.1),
     "warmstart.max_updates": (0,),
 }
-FREE_TEXT = ("model.path",)  # any name may be one
+FREE_TEXT = ("model.path",)  # any text may be a name
 
 
 def put(config, name, value):
-    """Set a field to a value of any type, as an edited config.json may."""
+    """Set a field to a value of any type, as in an edited config.json."""
     *sections, last = name.split(".")
     for part in sections:
         config = config[part]
     with config.unlocked():
         if last in config:
-            del config[last]  # a ConfigDict converts a value to the type of the old one
+            del config[last]  # a ConfigDict converts a value to the type of the old value
         config[last] = value
 
 
@@ -221,7 +221,7 @@ def test_other_fields_than_those_of_base_are_refused():
     assert refusal(config).startswith("config.rollout.groups is missing")
 
 
-COMMANDS = [  # (override, what the line must hold)
+COMMANDS = [  # (override, text that the line must contain)
     ("filter.value=nan", "config.filter.value is nan; it must be a number from 0"),
     ("algorithm.entropy_coef=nan", "config.algorithm.entropy_coef is nan; it must be"),
     ("optimizer.b1=2", "config.optimizer.b1 is 2.0; it must be a number from 0 to 0.999999"),
@@ -261,7 +261,7 @@ def test_bad_values_end_the_command_with_one_line_and_exit_code_2(tmp_path):
 
 
 def names_unread(config):
-    """The fields that a run of the config does not read, by the table."""
+    """The fields that a run of the config does not read, according to the table."""
     return set(unused_fields(config, set(FIELDS)))
 
 
@@ -278,10 +278,10 @@ def test_what_is_read_depends_on_the_config():
     assert "warmstart.tower_width" not in names_unread(sokoban.get_config("tiny-vl"))
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
     warmstart = {name for name in FIELDS if name.startswith("warmstart.")}
-    # A model that imitated several styles is asked which one it uses, for any model.path.
+    # Read for any model.path: a model that imitated several styles is asked which style it uses.
     assert warmstart - {"warmstart.styles"} <= paper
     assert "algorithm.kl_kind" in tiny - paper
-    assert "env.window" in paper  # the whole history is shown
+    assert "env.window" in paper  # the model sees the whole history
     for name in ("seed", "optimizer.learning_rate", "env.max_turns", "filter.metric"):
         assert name not in tiny | ppo | paper
 
@@ -324,7 +324,8 @@ def test_the_command_warns_of_fields_that_it_does_not_read(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2 and "no model directory" in done.stderr  # it would have trained
+    # only the missing model directory keeps it from training
+    assert done.returncode == 2 and "no model directory" in done.stderr
     first, line = done.stdout.splitlines()
     assert first.startswith(f"{tmp_path}/run: ") and line.startswith("warning: ")
     named = {word.rstrip(",;") for word in line.split() if "." in word and "=" not in word}
@@ -333,7 +334,7 @@ def test_the_command_warns_of_fields_that_it_does_not_read(tmp_path):
 
 
 def another(name, config):
-    """Return another value of the field that `check` accepts, or None."""
+    """Return a different value of the field that `check` accepts, or None."""
     old, what = field(config, name), FIELDS[name].what
     tried = [*what.removeprefix("one of ").split(", "), "q", not old if type(old) is bool else 7]
     if isinstance(old, (int, float)):
@@ -350,21 +351,21 @@ def another(name, config):
 
 
 SETTINGS = {
-    # Group-relative advantages, no KL, a filter, one turn shown.
+    # Group-relative advantages, no KL, a filter, one turn per prompt.
     "default": {},
-    # Nothing is filtered, diagnosed, evaluated or stopped.
+    # No filter, diagnosis, evaluation or stopping.
     "bare": {
         **{"filter.strategy": "none", "diagnose.every": 0, "eval.every": 0},
         **{f"stopping.{r}.action": "off" for r in ("variance", "success", "empty", "nonfinite")},
         **{"algorithm.objective": "cispo", "algorithm.clip_c": 0.0},
     },
-    # A critic, normalised returns, a filter that keeps all of the mass, KL that is not steered.
+    # A critic, normalised returns, a filter that keeps all of the mass, a fixed KL coefficient.
     "ppo": {
         **{"algorithm.name": "ppo", "reward.normalize": "mean_std", "algorithm.kl_coef": 0.1},
         **{"filter.value": 1.0, "eval.every": 0, "diagnose.gradients_every": 1},
         **{"diagnose.gradients_groups": 0, "diagnose.gradients_edges": (0.5,)},
     },
-    # Token credit without a critic, a pool without a choice, another strategy of the filter.
+    # Token credit without a critic, a pool without exploration, another filter strategy.
     "pool": {
         **{"algorithm.name": "reinforce_plus_plus", "env.pool": 6, "filter.strategy": "top_k"},
         **{"filter.value": 0.5, "diagnose.every": 0, "eval.every": 0},
@@ -378,7 +379,7 @@ SETTINGS = {
     ["bare", *(pytest.param(s, marks=pytest.mark.slow) for s in ("default", "ppo", "pool"))],
 )
 def test_what_is_called_unread_changes_nothing(agent, tmp_path, monkeypatch, setting):
-    """Two runs that differ in every field that is not read write the same figures and weights."""
+    """Two runs that differ in every unread field write the same figures and weights."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config = agent.config.copy_and_resolve_references()
     config.model.path = str(agent.directory)

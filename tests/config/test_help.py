@@ -1,4 +1,4 @@
-"""What commands say of themselves, of what they do not have, and which there are."""
+"""The commands' help, their message for an unknown flag or command, and the list of commands."""
 
 import re
 import subprocess
@@ -10,7 +10,8 @@ from cli_commands import ROOT, call
 from ragen_jax.__main__ import COMMANDS
 from ragen_jax.configs import base, presets, recipes
 
-# Of running modules that are imported already, and of how ml_collections reads a config file.
+# The warnings come from running modules that are already imported, and from the way ml_collections
+# reads a config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 
 
@@ -65,7 +66,7 @@ def test_without_a_command_they_are_listed():
 
 
 def run(code, *words):
-    """Return (exit code, stdout, stderr) of Python in a separate process."""
+    """Return (exit code, stdout, stderr) of Python code in a separate process."""
     command = [sys.executable, *code, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr

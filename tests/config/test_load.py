@@ -1,4 +1,4 @@
-"""The frozen config: made once of the mutable one, with the same values, and read-only."""
+"""The frozen config: made once from the mutable config, with the same values, and read-only."""
 
 import dataclasses
 import json

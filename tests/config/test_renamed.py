@@ -1,4 +1,4 @@
-"""Fields that have a new name: the old one is refused, and old run folders are read."""
+"""Renamed fields: the old name is refused, and old run folders can still be read."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_a_damaged_section_with_an_old_name_is_no_traceback(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert (
         read_run_config(tmp_path).checkpoint == "patience"
-    )  # as the file has it; check refuses it
+    )  # as in the file; the check refuses it
     with pytest.raises(ValueError, match="config.checkpoint"):
         check_domains(read_run_config(tmp_path))
 

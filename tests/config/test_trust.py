@@ -1,4 +1,4 @@
-"""trust.py: code that a run's folder names is imported for who started the run, or says --trust."""
+"""trust.py: importing code named in a run folder needs the user's own run, or --trust."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ PLANTED = "import builtins\nbuiltins.planted = True\n"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """The folder in which a user starts commands, with code in it that shows that it ran."""
+    """The folder in which a user starts commands. Its code shows whether it ran."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
@@ -34,13 +34,13 @@ def here(tmp_path, monkeypatch):
 
 
 def ran():
-    """Whether the planted code has run, which is forgotten."""
+    """Report whether the planted code has run, and reset the mark."""
     sys.modules.pop("theirs", None)
     return bool(sys.modules["builtins"].__dict__.pop("planted", False))
 
 
 def foreign(folder, **fields):
-    """A run's folder that somebody else has made."""
+    """Make a run folder as another user would."""
     config = sokoban.get_config()
     config.update_from_flattened_dict(fields)
     atomic_write(folder / "config.json", json.dumps(config.to_dict()))
@@ -111,7 +111,7 @@ def test_who_started_a_run_is_not_asked(here):
     require_trust(here / "renamed", config)
     assert (here / "home/ragen_jax/key").stat().st_mode & 0o077 == 0
 
-    # What somebody has changed since is not what the user started.
+    # A config that somebody changed later is not the config that the user started.
     changed = json.loads((here / "renamed/config.json").read_text())
     changed["env"]["options"] = {"command": "other"}
     atomic_write(here / "renamed/config.json", json.dumps(changed))
@@ -120,14 +120,14 @@ def test_who_started_a_run_is_not_asked(here):
     atomic_write(here / "renamed/config.json", json.dumps(config.to_dict()))
     require_trust(here / "renamed", config)
 
-    # A key that other users can read is no proof, and neither is somebody else's signature.
+    # A key that other users can read proves nothing, and neither does another user's signature.
     (here / "home/ragen_jax/key").chmod(0o644)
     with pytest.raises(ValueError, match="other users can read .*key; delete it"):
         require_trust(here / "renamed", config)
     (here / "home/ragen_jax/key").unlink()
     with pytest.raises(ValueError, match="you did not start it on this machine"):
         require_trust(here / "renamed", config)
-    sign(here / "other", config)  # makes another key
+    sign(here / "other", config)  # makes a new key
     with pytest.raises(ValueError, match="belongs to another user, machine or config"):
         require_trust(here / "renamed", config)
 
@@ -142,7 +142,7 @@ def test_a_run_that_names_no_code_needs_no_key(here):
 
 @pytest.mark.long
 def test_a_run_with_an_own_environment_is_resumed_by_its_folder_alone(here, language_model):
-    """As docs/own_task.md has it: train with --config, from then on only --workdir."""
+    """As in docs/own_task.md: train with --config once, then resume with --workdir alone."""
     (here / "larger.py").write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)[0])
     words = [f"--config.model.path={language_model}", "--config.steps=0", "--config.eval.every=0"]
     words += ["--config.rollout.groups=2", "--config.rollout.group_size=2"]
@@ -156,7 +156,7 @@ def test_a_run_with_an_own_environment_is_resumed_by_its_folder_alone(here, lang
     code, _, err = call("ragen_jax.train", "--workdir=run")
     assert code == 2 and "config.env.name='larger:Larger'" in err
     assert call("ragen_jax.train", "--workdir=run", "--trust")[0] == 0
-    assert call("ragen_jax.train", "--workdir=run")[0] == 0  # it is noted
+    assert call("ragen_jax.train", "--workdir=run")[0] == 0  # the trust was recorded
 
 
 # ---------------------------------------------------------------- which options name code
@@ -177,10 +177,10 @@ def test_every_option_that_imports_is_known_to_name_code(here, name):
         for value in VALUES:
             try:
                 make_env(name, **{**SMALL.get(name, {}), option: value}, split="train").reset(0)
-            except Exception:  # of any kind: most of these values are nonsense
+            except Exception:  # any kind: most of these values are nonsense
                 pass
             if ran():
                 found.add(option)
     known = set(CODE_OPTIONS.get(name, ()))
-    assert found <= known and known - found <= {"arguments"}  # which engines alone read
+    assert found <= known and known - found <= {"arguments"}  # only engines read it
     assert not names_code(name)
