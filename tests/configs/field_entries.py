@@ -1,4 +1,4 @@
-"""The form of the entries of test_fields_*.py: what changing a field of configs/base.py changes."""
+"""The form of the entries of test_fields_*.py: the effects of changing a field of base.py."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,17 +10,19 @@ from ragen_jax.configs import base
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Another value of a field, and the effect on a stage's outcome that its comment promises."""
+    """Another value of a field, and its documented effect on a stage's outcome."""
 
     changed: object  # the other value
-    claim: Callable  # (outcome before, outcome of the change) -> bool
-    settings: dict = dataclasses.field(default_factory=dict)  # fields of both, by dotted names
-    along: dict = dataclasses.field(default_factory=dict)  # changed with it, to share a run
-    given: object = None  # what the stage gets besides the config
+    claim: Callable  # (outcome before, outcome after the change) -> bool
+    # fields set in both configs, by dotted names
+    settings: dict = dataclasses.field(default_factory=dict)
+    # fields changed with it, so that entries share a run
+    along: dict = dataclasses.field(default_factory=dict)
+    given: object = None  # the stage's input besides the config
 
 
 def configured(fields, start=base.get_config):
-    """A config with some fields set; a field that takes a section is replaced by it."""
+    """A config with some fields set; a field whose value is a section is replaced."""
     config = start()
     for name, value in fields.items():
         section, last = name.rsplit(".", 1) if "." in name else ("", name)
@@ -31,11 +33,11 @@ def configured(fields, start=base.get_config):
 
 
 def check_entry(name, entry, outcome, start=base.get_config):
-    """Asserts that a field does what its entry claims, and that the claim says something.
+    """Assert that a field has the effect that its entry claims, and that the claim can fail.
 
     Args:
-      outcome: (config, entry.given) -> what the claim is about.
-      start: () -> the config that settings are put into.
+      outcome: (config, entry.given) -> the outcome that the claim reads.
+      start: () -> the config in which the settings are set.
     """
     before, behind = (
         configured(entry.settings | more, start)

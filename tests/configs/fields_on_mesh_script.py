@@ -28,7 +28,7 @@ PARAMS = jax.device_get(init_params(SHAPE, jax.random.key(0)))
 
 
 def share(array):
-    """Of an array, on one device."""
+    """The fraction of an array that one device holds."""
     return math.prod(array.sharding.shard_shape(array.shape)) / array.size
 
 

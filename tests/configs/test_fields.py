@@ -1,4 +1,4 @@
-"""Every field of configs/base.py has a test that changes it and sees what its comment says."""
+"""Every field of configs/base.py has a test that changes it and checks its documented effect."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ENTRIES = (
     test_fields_start.WARMSTART,
     *(test_fields_watch.STOPPING, test_fields_watch.REGIMES),
 )
-# Fields of which another test says so.
+# Fields that other tests change.
 ELSEWHERE = {
     "log.trackers": "test_train.py: test_resuming_gives_the_numbers_of_an_uninterrupted_run",
     "also": "run/test_tasks.py: test_two_environments_train_resume_and_evaluate",
@@ -47,15 +47,15 @@ def test_every_field_is_changed_somewhere():
 
 
 def test_an_entry_is_red_where_the_field_is_not_read():
-    """Or where its claim is true of anything."""
+    """An entry fails as well if its claim holds for any outcome."""
     entry = Entry(7, lambda before, behind: (before, behind) == (0, 7))
     check_entry("seed", entry, lambda config, given: config.seed)
     with pytest.raises(AssertionError):
         check_entry("seed", entry, lambda config, given: 0)
     with pytest.raises(AssertionError):
         check_entry("seed", Entry(7, lambda *_: True), lambda config, given: config.seed)
-    with pytest.raises(AssertionError):  # no other value
+    with pytest.raises(AssertionError):  # the changed value equals the default
         check_entry("seed", Entry(0, lambda *_: True), lambda config, given: config.seed)
-    unread = Entry(0.5, lambda a, b: a != b)  # of a run without a critic
+    unread = Entry(0.5, lambda a, b: a != b)  # this run has no critic
     with pytest.raises(AssertionError):
         check_entry("algorithm.lam", unread, lambda config, given: config.algorithm.lam)

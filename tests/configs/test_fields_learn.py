@@ -1,7 +1,7 @@
 """Fields of a learning step: filter, reward, algorithm, critic, optimizer, model.lora.
 
-Each is changed in a step of update/learner.py on episodes made by hand. And what one part of a step
-hands to the next.
+Each field is changed in a step of update/learner.py on episodes made by hand. Other tests check the
+values that one part of a step passes to the next.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.long
 
 V, G, K = 40, 4, 4
 STEP = 3
-MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # of the returns of each group
-SPREAD_G = np.array([2.0, 1.0, 0.5, 0.0])  # variances 6.7 to 0
+MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # mean return of each group
+SPREAD_G = np.array([2.0, 1.0, 0.5, 0.0])  # return variances 6.7 to 0
 MEMBER_K = np.array([1.5, -0.5, 0.5, -1.5])
 LONGEST = 6  # tokens of each reply of group 2; other replies have two to four
 
@@ -51,7 +51,7 @@ def start():
 
 @pytest.fixture(scope="module")
 def episodes(make_turn, make_episode):
-    """context -> G groups; member k plays 1 + k % 2 turns, all of the last group two."""
+    """context -> G groups; member k plays 1 + k % 2 turns; in the last group all play two."""
 
     def play(context, rng, g, k):
         parts = [0.25, 0.75] if k % 2 or g == G - 1 else [1.0]
@@ -82,7 +82,7 @@ SHIFTS = {
     "near": lambda noise_BT: 0.2 * noise_BT,
     "same": lambda noise_BT: 0.0,
     "low": lambda noise_BT: 0.5,  # ratios of 0.61
-    "high": lambda noise_BT: -1.5,  # and of 4.5
+    "high": lambda noise_BT: -1.5,  # ratios of 4.5
 }
 
 
@@ -100,10 +100,10 @@ def outcome(episodes):
 
     @once
     def stage(config, given):
-        """A step of a policy that has moved away from the one that the run began with.
+        """A step of a policy that has moved away from the run's initial policy.
 
-        given: a key of SHIFTS; CREDIT, which ends where tokens are credited; GRADIENTS, which ends
-        with the gradient report; or a number, by which all rewards are multiplied.
+        given: a key of SHIFTS; CREDIT, to stop after tokens are credited; GRADIENTS, to stop after
+        the gradient report; or a number that multiplies all rewards.
         """
         shift = given if given in SHIFTS else "near"
         mesh, _ = build_meshes(config)
@@ -192,7 +192,7 @@ def outcome(episodes):
     return stage
 
 
-# ---- what is read off an outcome ----------------------------------------------------------------
+# ---- helpers that read an outcome ---------------------------------------------------------------
 
 
 def distance(a, b):
@@ -200,7 +200,7 @@ def distance(a, b):
 
 
 def near(a, b, rel=1e-3):
-    """Whether numbers or arrays are equal but for rounding."""
+    """Whether numbers or arrays are equal up to rounding."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     return bool(np.abs(a - b).max() <= rel * np.abs(b).max() + 1e-6)
 
@@ -215,7 +215,7 @@ def of_episodes(x_BT, o):
 
 
 def rows(o, alone=False):
-    """(row, positions of its sampled tokens); alone: of episodes of one turn."""
+    """(row, positions of its sampled tokens); alone: only episodes of one turn."""
     count_E = np.bincount(o.batch.episode_B[o.batch.weight_B > 0])
     for b in np.flatnonzero(o.batch.weight_B):
         if not alone or count_E[o.batch.episode_B[b]] == 1:
@@ -223,12 +223,12 @@ def rows(o, alone=False):
 
 
 def by_group(o, x_G):
-    """A number of each group on its sampled tokens."""
+    """A number per group, spread over the group's sampled tokens."""
     return np.where(o.mask_BT, np.asarray(x_G)[o.batch.group_B][:, None], 0.0)
 
 
 def by_episode(o, x_GK):
-    """A number of each episode on its sampled tokens."""
+    """A number per episode, spread over the episode's sampled tokens."""
     return np.where(o.mask_BT, np.reshape(x_GK, -1)[o.batch.episode_B][:, None], 0.0)
 
 
@@ -252,7 +252,7 @@ def moment(o, name):
 
 
 def decay_moves(before, behind):
-    """Kernels also shrink by a fraction of their value; norms and biases do not."""
+    """Kernels shrink by an additional fraction of their value; norms and biases do not."""
     extra = 1e-3 * (0.5 - 0.01)
     for path, x in flatten_dict(behind.after).items():
         own = 0.0 if path[-1] in ("scale", "bias") else flatten_dict(behind.before)[path]
@@ -269,14 +269,14 @@ BI_LEVEL = {**PPO, "env.context": "full", "algorithm.gamma": 0.9, "algorithm.lam
 NO_KL = {**ALL, "algorithm.kl_coef": 0.0}
 LORA = {**NO_KL, "model.lora.rank": 2}
 BARE = {**NO_KL, "algorithm.entropy_coef": 0.0, "algorithm.name": "dr_grpo"}
-BARE |= {"algorithm.kl_kind": "k1"}  # of KL in the reward
-# Changed together, each with a separate claim.
+BARE |= {"algorithm.kl_kind": "k1"}  # for KL in the reward
+# Changed together; each has a separate claim.
 CLIPS = {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0, "algorithm.clip_c": 9.0}
 COEFS = {"algorithm.kl_coef": 0.5, "algorithm.entropy_coef": 0.3, "algorithm.kl_kind": "k1"}
 
 
 def kept(*groups):
-    """What a filter keeps, and the rows that the update is of."""
+    """The filter keeps these groups, and only their rows take part in the update."""
 
     def claim(before, behind):
         inside_B = np.isin(behind.batch.group_B, groups)
@@ -321,7 +321,7 @@ FILTER = {
 
 
 def overlong(before, behind):
-    """The last three of six tokens cost a third each."""
+    """Each of the last three of six tokens costs a third."""
     penalty = np.zeros(G * K)
     for b, at in rows(behind):
         penalty[behind.batch.episode_B[b]] += max(len(at) - 3, 0) / 3
@@ -356,7 +356,7 @@ REWARD = {
 
 
 def discounted(_, o):
-    """Half of the reward a token earlier."""
+    """The reward halves with each token of distance from the end."""
     return all(
         near(o.target_BT[b, at], 0.5 ** np.arange(len(at))[::-1] * o.batch.reward_BT[b].sum())
         for b, at in rows(o, alone=True)
@@ -364,7 +364,7 @@ def discounted(_, o):
 
 
 def one_step_ahead(_, o):
-    """With lambda 0 a value should have been the next one."""
+    """With lambda 0 the target of a value is the next value."""
     return all(
         near(o.target_BT[b, at], [*o.value_BT[b, at[1:]], o.batch.reward_BT[b].sum()])
         for b, at in rows(o, alone=True)
@@ -387,7 +387,7 @@ def regularised(_, o):
 
 
 def of_the_upper_half(_, o):
-    """The entropy bonus lies on the groups with the two largest scores alone."""
+    """Only the two groups with the largest scores get the entropy bonus."""
     largest = np.argsort(o.score_G)[-2:]
     here_BT = o.mask_BT & np.isin(o.batch.group_B, o.kept)[:, None]
     upper_BT = here_BT & np.isin(o.batch.group_B, largest)[:, None]
@@ -398,18 +398,18 @@ def of_the_upper_half(_, o):
 
 
 def aggregated(_, o):
-    """-A of each token, summed over a row, and the mean over rows."""
+    """-A of each token, summed over a row, then averaged over rows."""
     return near(policy_loss(o), -o.advantage_BT.sum() / o.batch.weight_B.sum())
 
 
 def gspo(before, o):
-    """A row's ratio uses the update's log-probs and is 1 at the first minibatch; ratios of tokens
+    """A row's ratio uses the update's log-probs and is 1 at the first minibatch; token ratios
     use the sampler's log-probs."""
     return o.metrics["update/ratio_mean"] == 1 and not near(np.exp(o.log_ratio_BT), 1, 1e-3)
 
 
 def kl_in_reward(_, o):
-    """Taken off the returns, and no part of the loss."""
+    """KL lowers the returns and is not part of the loss."""
     kl_E = np.zeros(G * K)
     for b, at in rows(o):
         kl_E[o.batch.episode_B[b]] += 0.5 * o.kl_BT[b, at].sum()
@@ -428,7 +428,7 @@ def of_sequence(_, o):
 
 
 def shaped(before, o):
-    """The last group, always solved and without variance, is credited with its entropies."""
+    """The last group, always solved and without variance, is credited by its tokens' entropies."""
     last_B1 = (o.batch.group_B == G - 1)[:, None]
     return near(o.advantage_BT, before.advantage_BT + 0.5 * last_B1 * o.entropy_BT)
 
@@ -555,7 +555,7 @@ OPTIMIZER = {
         ),
         PPO,
     ),
-    # The third of ten steps, an update each.
+    # Step 3 of 10, with one update per step.
     "optimizer.schedule": Entry("linear", scheduled(0.8), NO_DECAY),
     "optimizer.warmup_updates": Entry(6, scheduled(0.5), NO_DECAY),
     "optimizer.b1": Entry(
@@ -602,13 +602,13 @@ ADAPTERS = {
         ),
         NO_KL,
     ),
-    # The first gradient goes to lora_b, which the scale multiplies.
+    # The first gradient reaches only lora_b, and the scale multiplies it.
     "model.lora.alpha": Entry(96.0, lambda a, b: near(grad_norm(b), 3 * grad_norm(a)), LORA),
     "model.lora.targets": Entry(("q", "up"), lambda _, o: trained(o) == {"q": 2, "up": 2}, LORA),
 }
 
 ROLLOUT = {
-    # The policy is read as it was sampled: at another temperature its log-probs would be others.
+    # The policy is scored at the sampling temperature: another temperature changes its log-probs.
     "rollout.temperature": Entry(
         0.5,
         lambda _, o: (
@@ -621,7 +621,7 @@ ROLLOUT = {
 
 
 def in_buckets(*counts):
-    """Check the number of groups in each bucket, other than the bucket without variance."""
+    """Check the number of groups in each bucket, except the bucket without variance."""
     names = [f"gradient/bucket_{i}/groups" for i in range(len(counts))]
 
     def claim(_, found):
@@ -648,7 +648,7 @@ def test_field(name, outcome):
 
 
 def test_micro_batch(outcome, monkeypatch):
-    """Rows of one forward and backward pass; the update does not change."""
+    """micro_batch sets the rows of a forward and backward pass; the update does not change."""
     seen = []
     plain = token_statistics
 
@@ -685,12 +685,14 @@ def test_a_policy_update_without_a_finite_gradient_is_left_out(outcome):
     o = outcome(configured(BARE, start), 1e25)
     assert np.isfinite(loss(o)) and not np.isfinite(grad_norm(o))
     assert o.metrics["update/skipped"] == 1 and unmoved(o.before, o.after)
-    assert not any(x.any() for x in jax.tree.leaves(o.opt_state))  # it has not counted the step
+    # the optimizer did not count the step
+    assert not any(x.any() for x in jax.tree.leaves(o.opt_state))
     o = outcome(configured(BARE, start), 1e5)
     assert o.metrics["update/skipped"] == 0 and not unmoved(o.before, o.after)
 
 
-@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # of what it explains
+# NumPy's warnings for the overflow that the test provokes
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 def test_a_critics_update_without_a_finite_gradient_is_left_out(outcome):
     o = outcome(configured(PPO, start), 3e18)
     assert np.isfinite(o.metrics["critic/loss"]) and not np.isfinite(o.metrics["critic/grad_norm"])

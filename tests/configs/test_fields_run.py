@@ -1,7 +1,7 @@
 """Fields of playing, collecting, diagnosing, evaluating and writing, each changed in a short run.
 
-Most runs keep nothing (filter.eps), so that they learn nothing: test_fields_learn.py is about that.
-Several fields are changed together where their effects can be distinguished.
+In most runs the filter keeps no groups (filter.eps), so the policy does not learn:
+test_fields_learn.py tests learning. Fields whose effects can be distinguished are changed together.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ REPLY = 22  # tokens
 
 @pytest.fixture(scope="module")
 def start(agent):
-    """() -> the config of two steps of two groups, which are written down."""
+    """() -> the config of two steps of two groups, with rollouts written to files."""
 
     def make():
         return configured(
@@ -79,7 +79,7 @@ def outcome(tmp_path_factory):
             return decode_chunk(model, params, pages, batch, temperature, settings=settings)
 
         def blocks_seen(N, M, micro_batch, shards=1):
-            if not threading.current_thread().name.startswith(THREAD):  # which compiles alone
+            if not threading.current_thread().name.startswith(THREAD):  # that thread only compiles
                 scored.append((M, micro_batch))
             return blocks(N, M, micro_batch, shards)
 
@@ -111,9 +111,9 @@ def outcome(tmp_path_factory):
             saved=sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()),
             exported=(workdir / "policy").exists(),
             stored=sorted(int(p.stem[5:]) for p in (workdir / "diagnostics").glob("*.npz")),
-            pages=len(pages),  # begun while it ran
+            pages=len(pages),  # report pages started during the run
             waits=waits,  # seconds that a full disk is waited for
-            decoded=decoded,  # rows of each turn
+            decoded=decoded,  # seconds to wait while the disk is full
             served=set(served),  # (slots, tokens) of decode chunks
             scored=scored,  # (reasonings, rows of a device call) of each table of scores
         )
@@ -121,7 +121,7 @@ def outcome(tmp_path_factory):
     return stage
 
 
-# ---- what is read off an outcome ----------------------------------------------------------------
+# ---- helpers that read an outcome ---------------------------------------------------------------
 
 
 def episodes(o):
@@ -146,7 +146,7 @@ def most(numbers):
 
 
 def with_figure(name, o):
-    """Steps that have a figure whose name begins so."""
+    """Steps that have a figure whose name starts with `name`."""
     return [row["step"] for row in o.rows if any(key.startswith(name) for key in row)]
 
 
@@ -184,7 +184,7 @@ LAKES = {
     "env.max_turns": 1,
 }
 WINDOW = {"env.context": "window", "steps": 1}
-# Most of 80 episodes end with their first action.
+# Most of 80 episodes end after their first action.
 MANY = {
     **{"rollout.groups": 16, "rollout.group_size": 5, "rollout.save_every": 0, "steps": 1},
     **{"env.max_actions": 1, "env.max_turns": 2},
@@ -200,7 +200,7 @@ PROBED = {
     **{"diagnose.probe_every": 2, "diagnose.probe_problems": 3, "diagnose.probe_samples": 5},
     "diagnose.probe_mediation": True,
 }
-# Steps grow until no reply is valid: an alarm at any level.
+# Update sizes grow until no reply is valid, which raises an alarm at any level.
 NERVOUS = {
     **{"regimes.baseline": 2, "optimizer.learning_rate": 0.1, "optimizer.warmup_updates": 400},
     **{"diagnose.every": 0, "stopping.variance.action": "off", "steps": 60},
@@ -219,7 +219,7 @@ def continues(_, o):
 
 
 def tightened(_, o):
-    """All groups are kept until the step of the alarm, half of them after it."""
+    """All groups are kept until the step of the alarm, and half of them after it."""
     alarm = next(row["step"] for row in o.rows if row["regime/alarm"])
     expected = [1.0 if row["step"] <= alarm else 0.5 for row in o.rows]
     return alarm < 60 and [row["filter/kept_ratio"] for row in o.rows] == expected
@@ -272,7 +272,7 @@ RUNS = {
     "rollout.max_new_tokens": Entry(
         3, lambda _, o: most(len(t["sampled_ids"]) for t in turns(o)) == 3, along=CUT
     ),
-    # Nobody has earned anything.
+    # No group earns a reward, so every round is played.
     "collect.max_rounds": Entry(
         3,
         lambda _, o: [row["collect/groups"] for row in o.rows] == [6, 6],
@@ -288,14 +288,14 @@ RUNS = {
     "env.name": Entry(
         "frozen_lake", lambda _, o: "frozen lake" in shown(turns(o)[0]).lower(), along=LAKES
     ),
-    # Rows of a lake, of P, G, O and _.
+    # Rows of a lake's grid, made of the symbols P, G, O and _.
     "env.options": Entry(
         LAKES["env.options"],
         lambda _, o: all(rows_of_the_grid(t) == [3, 3, 3] for t in turns(o)),
         along=LAKES,
     ),
     "env.prompt": Entry("full", lambda _, o: "<answer>" in shown(turns(o)[0]), along=LAKES),
-    # All members of a group say the same.
+    # All members of a group give the same reply.
     "rollout.temperature": Entry(
         0.001,
         lambda _, o: all(
@@ -323,7 +323,7 @@ RUNS = {
     "rollout.chunk": Entry(5, lambda _, o: o.served == {(4, 5)} and not o.decoded),
     "rollout.ahead": Entry(1, lambda _, o: with_figure("rollout/staleness", o) == [1, 2]),
     "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
-    # A run whose information is compared with its level from the sixth step on.
+    # From the sixth step on, the run's information is compared with its level.
     "algorithm.entropy_gate": Entry(
         0.5,
         lambda _, o: (
@@ -402,7 +402,7 @@ def test_run(name, outcome, start):
 
 
 def test_entropies_are_what_the_filter_reads_as_such(outcome, start):
-    """Not lengths, which would be above 40 in a run."""
+    """Lengths would be above 40 in a run, and entropies are not."""
     o = outcome(configured(BUDGETS, start), None)
     for row in o.rows:
         assert 0 < row["filter/score_mean"] <= row["filter/score_max"] < np.log(400)
@@ -413,7 +413,7 @@ def test_entropies_are_what_the_filter_reads_as_such(outcome, start):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
-    """Log-probs of the tokens that an evaluation sampled, under what they were sampled from."""
+    """Log-probs of the tokens sampled in an evaluation, under the distribution they came from."""
 
     @once
     def stage(config, given):
@@ -427,7 +427,7 @@ def evaluated(tmp_path_factory):
 
 
 def certain(before, behind):
-    """Each token was the only one that could be drawn."""
+    """Every sampled token had probability 1."""
     return before.min() < -0.1 and behind.min() > -1e-3
 
 
@@ -445,12 +445,12 @@ def test_draws(name, evaluated, start):
     check_entry(name, DRAWS[name], evaluated, start)
 
 
-# ---- which problems of a pool are visited -------------------------------------------------------
+# ---- visited problems of a pool -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def visited(make_turn, make_episode):
-    """How many visits of a pool 40 steps took whose groups never differ in reward."""
+    """The number of pool visits in 40 steps whose groups never differ in reward."""
 
     @once
     def stage(config, given):
@@ -483,11 +483,11 @@ def visited(make_turn, make_episode):
 
 POOL = {"env.pool": 5, "rollout.groups": 1}
 VISITS = {
-    # A problem is played 8 times; before the n-th time it is passed over 2^n times in the mean.
+    # A problem is played 8 times; before the n-th time it is skipped 2^n times on average.
     "collect.explore": Entry(
         0.5, lambda a, b: a == 40 and b > 40 * 8, POOL | {"collect.explore_least": 0.01}
     ),
-    # Passed over twice before each time but the first.
+    # Skipped twice on average before each time except the first.
     "collect.explore_least": Entry(
         0.33, lambda _, b: 60 < b < 200, POOL | {"collect.explore": 0.1}
     ),

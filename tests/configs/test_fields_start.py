@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 
 def on_mesh(**shares):
-    """Shares of rows and parameters that one of eight devices holds."""
+    """Claim that each of eight devices holds these fractions of the rows and parameters."""
     return lambda _, o: {name: o[name.replace("_", " ")] for name in shares} == shares
 
 
@@ -56,7 +56,7 @@ MESHES = {
 
 @pytest.fixture(scope="module")
 def laid_out():
-    """config -> shares, of all configs of MESHES; one process for all of them."""
+    """config -> fractions, for all configs of MESHES; a single process computes them."""
     asked = {}
     for name, entry in MESHES.items():
         for fields in (entry.settings, entry.settings | {name: entry.changed}):
@@ -80,7 +80,7 @@ def test_mesh(name, laid_out):
 
 @pytest.fixture(scope="module")
 def loaded(agent, tmp_path_factory):
-    """What a run's model is, and does with a row of tokens."""
+    """The model that a run loads, and its output for a row of tokens."""
 
     @once
     def stage(config, given):
@@ -136,20 +136,20 @@ def test_model(name, loaded, start):
 
 
 def kernel_on_a_gpu(config, given):
-    """The kernel of a model on a mesh of GPUs, of which nothing is asked but what they are."""
+    """The attention kernel of a model on a mesh of GPUs; only the devices' platform is read."""
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
     return build_model(config.model, SHAPES["qwen2.5-0.5b"], mesh).config.attention
 
 
 def opening_of_a_prompt(config, directory):
-    """What the chat template of a directory writes before a message."""
+    """The text that a directory's chat template writes before a message."""
     environment = build_environment(config.env, "train")
     chat = build_chat(config, hf.load_tokenizer(directory), environment)
     return chat.text(chat.template.begin("x"))
 
 
 def test_model_date(dated_model):
-    """Open, it is a fixed day here: the commands fill it in."""
+    """When the field is open, this test uses a fixed day; the commands fill in today's."""
     entry = Entry(
         "2026-11-25",
         lambda a, b: a.startswith("Today Date: 26 Jul") and b == a.replace("26 Jul 2024", DAY),
@@ -185,7 +185,7 @@ def test_model_path(loaded, start, language_model):
 
 
 def tiny():
-    """An agent that does hardly more than begin to learn."""
+    """An agent that barely starts to learn."""
     return configured(
         {
             **{"warmstart.width": 16, "warmstart.layers": 1, "warmstart.heads": 2},
@@ -297,7 +297,7 @@ WARMSTART |= {
         ConfigDict(dict(grounded=0.5, silent=0.5)),
         lambda _, o: sum(r.startswith("</think>") for r in o.replies) == len(o.replies) / 2,
     ),
-    # An agent of two updates is never right.
+    # An agent trained for two updates is never right.
     "warmstart.success": Entry(
         0.9,
         lambda a, b: len(a.checked) == 1 and "not warmstart.success=0.9" in b.refused,

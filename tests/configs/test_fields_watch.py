@@ -1,4 +1,4 @@
-"""Fields of stopping and regimes: each changed where `stages.watch` judges some iterations."""
+"""Fields of stopping and regimes: each is changed, and `stages.watch` judges some iterations."""
 
 import types
 
@@ -18,7 +18,7 @@ from ragen_jax.update.state import TrainState
 
 pytestmark = pytest.mark.fast
 
-# An iteration of a healthy run: the levels that signs of collapse are relative to.
+# An iteration of a healthy run; signs of collapse are measured relative to its levels.
 FIGURES = {
     "collapse/first_turn/own_margin": 20.0,
     "collapse/trajectory/own_margin": 20.0,
@@ -40,13 +40,13 @@ LENGTH, KEPT = "rollout/response_length", "filter/kept_ratio"
 
 
 def series(*parts):
-    """Iterations from (how many, figures that differ from FIGURES)."""
+    """Iterations from (count, figures that differ from FIGURES)."""
     return tuple((count, tuple(figures.items())) for count, figures in parts)
 
 
 def watched(config, parts):
-    """What a run of one environment says of iterations, one after the other: the numbers (from 1)
-    of those at which each rule fired, with what action, and each one's regime/* figures.
+    """Watch a run of one environment, iteration by iteration. Return the iterations (from 1) at
+    which each rule fired, with its action, and the regime/* figures of each iteration.
 
     `variance` is the mean over the groups of the variance of their returns."""
     tasks = [types.SimpleNamespace(label="")]
@@ -89,7 +89,7 @@ def fires(rule, **expected):
 # ---- stopping -----------------------------------------------------------------------------------
 
 NARROW = series((10, {}), (3, {"variance": 0.05}), (1, {}), (6, {"variance": 0.05}))
-# A tenth of the mean is 0.175 over the first ten, and 0.4 over the first four.
+# A tenth of the mean is 0.175 over the first ten iterations, and 0.4 over the first four.
 START = series((4, {"variance": 4.0}), (6, {"variance": 0.25}), (8, {"variance": 0.15}))
 POOR = {"eval/success": 0.005}
 FAILED = series((1, POOR), (1, {"eval/success": 0.5}), (2, {}), (7, POOR), (1, {}), (1, POOR))
@@ -134,7 +134,7 @@ def later(a, b):
 
 
 def ends_later(a, b):
-    """The first alarm does, of one that ends in both."""
+    """Whether the alarm ends later in `b`, given that it ends in both."""
     return max(alarms(b)) > max(alarms(a)) and max(alarms(b)) < len(b.rows)
 
 
@@ -151,7 +151,7 @@ RECOVERED = mi((15, 20.0), (10, 0.2), (40, 20.0))
 
 
 def fallen_with(key, value):
-    """A fall of one kind with a sign of another: together they are an alarm."""
+    """A collapse sign of one kind with a sign of another; together they raise an alarm."""
     other = ACTION if key != ACTION else THINK
     return series((15, {}), (12, {key: value, other: 0.01}))
 
@@ -162,7 +162,7 @@ def scale(o):
 
 
 def tightened(o, every):
-    """Whether the filter was tightened so often, from the alarm's first iteration on."""
+    """Whether the filter was tightened every `every` iterations, from the start of the alarm."""
     first, last_step = alarms(o)[0], len(o.rows)
     return at("regimes", o) == {"tighten": [*range(first, last_step + 1, every)]}
 
@@ -175,7 +175,7 @@ REGIMES = {
         lambda _, o: at("regimes", o) == {"stop": alarms(o)} and 16 < alarms(o)[0] < 21,
         given=COLLAPSED,
     ),
-    # With more values in the level it is there later.
+    # With more values in the level, the alarm starts later.
     "regimes.baseline": Entry(9, later, given=mi((7, 20.0), (20, 0.2))),
     "regimes.mi": Entry(0.5, never, given=mi((15, 20.0), (12, 12.0))),
     "regimes.tighten.every": Entry(2, lambda _, o: tightened(o, 2), TIGHT, given=COLLAPSED),
@@ -208,18 +208,18 @@ def test_regimes(name):
     check_entry(name, REGIMES[name], outcome)
 
 
-# Constants of the alarm: another value, what it changes, and the iterations that show it.
+# Constants of the alarm: another value, its effect, and the iterations that show the effect.
 CONSTANTS = {
     # A shorter mean falls earlier.
     "RECENT": (4, lambda a, b: later(b, a), mi((60, 20.0), (20, 6.0))),
-    # A level of 50 values takes in 20 of the later ones, and one of 20 values none.
+    # A level of 50 values includes 20 later values, and a level of 20 includes none.
     "LONGEST_LEVEL": (
         20,
         lambda a, b: last("h_relative")(b) > last("h_relative")(a) + 0.05,
         series((30, {}), (120, {H: 1.3})),
     ),
     "CLEAR_PATIENCE": (9, ends_later, RECOVERED),
-    # Back to 0.7 of the level: not half of the way from 0.63, but a tenth of it.
+    # Back to 0.7 of the level: less than half of the way from 0.63, but more than a tenth.
     "RECOVER": (
         0.1,
         lambda a, b: alarms(b)[-1] < len(b.rows) == alarms(a)[-1],
@@ -245,7 +245,7 @@ CONSTANTS = {
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_of_the_alarm(name, monkeypatch):
     changed, claim, given = CONSTANTS[name]
-    monkeypatch.setattr(regimes, "CLEAR_PATIENCE", 2)  # a shorter way back
+    monkeypatch.setattr(regimes, "CLEAR_PATIENCE", 2)  # ends an alarm sooner
     before = watched(base.get_config(), given)
     constant, _, kind = name.partition(" ")
     if kind:

@@ -1,4 +1,4 @@
-"""configs/organism.py: an agent with two reasoning styles, and how to recognise its style."""
+"""configs/organism.py: an agent with two reasoning styles, and how its style is recognised."""
 
 import dataclasses
 import re
@@ -76,5 +76,5 @@ def test_a_reply_that_is_begun_goes_on_as_if_the_agent_had_begun_it(agent):
     assert begun == {"player "}
     assert metrics["eval/style/grounded/success"] == metrics["eval/success"] > 0
     assert metrics["eval/style/grounded/success_ci95"] == metrics["eval/success_ci95"]
-    # Begun with a symbol that no reply begins with.
+    # No reply begins with this symbol.
     assert metrics["eval/style/lost/success"] < metrics["eval/success"]

@@ -46,7 +46,7 @@ def test_a_recipe_makes_a_valid_config(name, preset):
         if name.startswith("slip") and file != "frozen_lake":
             continue
         config = module.get_config(f"{preset}+{name}")
-        if name == "groups-128x1":  # a group of one: for PPO without a filter alone
+        if name == "groups-128x1":  # groups of one member need PPO without a filter
             config = module.get_config(f"{preset}+{name}+ppo+no_filter")
         check(config)
         for path, value in RECIPES[name].items():
