@@ -1,4 +1,4 @@
-"""whole.py: a file is the one of before or the one of after, whoever dies in its writing."""
+"""atomic_io.py: a file has its old or its new contents, even if the writing process dies."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ def test_what_is_written_replaces_what_was_there(tmp_path):
     assert path.read_bytes() == "naïve\n".encode()
     with atomic_open(path, "wb") as file:
         file.write(b"\x00\xff")
-        assert path.read_bytes() == "naïve\n".encode()  # until it is whole
+        assert path.read_bytes() == "naïve\n".encode()  # until the new file is complete
     assert path.read_bytes() == b"\x00\xff"
     assert names(tmp_path) == ["rows.jsonl"]
 
@@ -58,14 +58,14 @@ def test_who_is_killed_leaves_what_was_there_and_its_rest_is_removed(tmp_path):
 
 
 def dead():
-    """The number of a process that has ended."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
 def test_what_a_dead_writer_left_beside_a_file_goes_with_the_next_write(tmp_path):
-    """As of the killed `score`, whose output lies in no folder of ours."""
+    """As with a killed `score` command, whose output is in no folder of this package."""
     gone, odd = dead(), tmp_path / "sc*re [1].json"
     left = [tmp_path / f".{odd.name}.writing-{gone}", tmp_path / f".score.json.writing-{gone}"]
     lives = tmp_path / f".{odd.name}.writing-{os.getppid()}"
@@ -83,11 +83,13 @@ def test_what_is_left_over_in_a_shared_folder_goes_and_what_is_being_written_sta
         )
         (tmp_path / f"datasets/a/.checksums.json.writing-{pid}").touch()
         (tmp_path / f"models/.tiny.saving-{pid}/part").mkdir(parents=True)
-    (tmp_path / f"models/tiny_2.replaced-{gone}").touch()  # begins with no dot: nobody's
+    # the name does not begin with a dot, so it is not a leftover
+    (tmp_path / f"models/tiny_2.replaced-{gone}").touch()
     (tmp_path / f"models/.lost.replaced-{gone}").mkdir()
     (tmp_path / f"models/.there.replaced-{gone}").mkdir()
     (tmp_path / "models/there").mkdir()
-    (tmp_path / f"models/.made.saving-{gone}").mkdir()  # on another machine, as its lock shows
+    # written on another machine, as its lock shows
+    (tmp_path / f"models/.made.saving-{gone}").mkdir()
     lock = (tmp_path / "models/made.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     (tmp_path / "elsewhere").mkdir()

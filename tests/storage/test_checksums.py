@@ -1,4 +1,4 @@
-"""checksums.py: whatever has changed in a folder since it was written is found and named."""
+"""checksums.py: every change in a folder since it was written is found and named."""
 
 import json
 
@@ -60,7 +60,7 @@ def name_in(folder, name):
         (lambda folder: (folder / CHECKSUMS).write_bytes(b"\xff"), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_text("[" * 99_999), "checksums.json is damaged"),
         (lambda folder: name_in(folder, "../other/d"), "checksums.json is damaged"),
-        (lambda folder: name_in(folder, "/dev/zero"), "checksums.json is damaged"),  # has no end
+        (lambda folder: name_in(folder, "/dev/zero"), "checksums.json is damaged"),  # never ends
     ],
     ids=["gone", "cut short", "half", "another value", "no text", "too deep", "above", "absolute"],
 )

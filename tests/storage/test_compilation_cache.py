@@ -1,4 +1,4 @@
-"""Programs that one process has compiled, and the next one loads."""
+"""Programs that one process compiles and the next process loads."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ print(events.count("cache_hits"), events.count("cache_misses"))
 
 
 def started(home, *words, **variables):
-    """What a process does that is started as by a user whose cache directory is `home`."""
+    """Start a process as a user whose cache directory is `home`, and return its result."""
     ours = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN", "XDG_CACHE_HOME")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
@@ -46,7 +46,8 @@ def test_a_second_process_loads_what_the_first_has_compiled_even_if_damaged(tmp_
     assert counts == "0 1" and not first.stderr
     folder = tmp_path / "ragen_jax" / "compiled"
     (entry,) = folder.glob("*-cache")
-    assert folder.stat().st_mode & 0o077 == 0  # of its owner alone: what is in it is run
+    # only the owner has access, because the files in it are executed
+    assert folder.stat().st_mode & 0o077 == 0
     second = started(tmp_path, "-c", PROGRAM)
     assert second.stdout.splitlines() == [value, "1 0"] and not second.stderr
 
@@ -80,7 +81,7 @@ def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp
 
 
 def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
-    """Folders that other users can write or own, and folders inside them."""
+    """Folders that other users can write to or own, and folders inside them."""
     first = started(tmp_path, "-c", PROGRAM)
     assert first.stdout.splitlines()[1] == "0 1"
     folder = tmp_path / "ragen_jax" / "compiled"
@@ -93,7 +94,7 @@ def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
     )
     assert "other users can write" in warning and "mode 0777" in warning
 
-    own = tmp_path / "own"  # named by the user
+    own = tmp_path / "own"  # a folder that the user names
     own.mkdir(mode=0o700)
     own.chmod(0o777)
     found = started(tmp_path, "-c", PROGRAM, JAX_COMPILATION_CACHE_DIR=str(own))
@@ -108,13 +109,13 @@ def test_who_could_put_files_at_a_path(tmp_path):
     assert exposure(folder) is None
     folder.parent.chmod(0o777)  # others may put another folder in its place
     assert f"other users can write {folder.parent} (mode 0777)" in exposure(folder)
-    folder.parent.chmod(0o1777)  # as /tmp: they may not rename it
+    folder.parent.chmod(0o1777)  # as /tmp: others may not rename it
     assert exposure(folder) is None
     folder.chmod(0o1777)
     assert f"other users can write {folder} (mode 1777)" in exposure(folder)
     folder.chmod(0o755)
 
-    link = tmp_path / "link"  # as where ~/.cache is on another disk
+    link = tmp_path / "link"  # as when ~/.cache is on another disk
     link.symlink_to("cache")
     assert exposure(link / "compiled") is None
     open_folder = tmp_path / "open"
@@ -122,7 +123,7 @@ def test_who_could_put_files_at_a_path(tmp_path):
     open_folder.chmod(0o777)
     (open_folder / "hop").symlink_to(tmp_path / "cache")
     link.unlink()
-    link.symlink_to(open_folder / "hop")  # which others may make lead elsewhere
+    link.symlink_to(open_folder / "hop")  # others may change where this link leads
     assert f"other users can write {open_folder}" in exposure(link / "compiled")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
@@ -140,7 +141,7 @@ def test_a_folder_of_another_user_or_group_is_not_ones_own(tmp_path):
         assert f"{path} belongs to user 12345, not to you (0)" in exposure(folder)
         os.chown(path, 0, -1)
     folder.chmod(0o770)
-    assert exposure(folder) is None  # of a group of this user alone
+    assert exposure(folder) is None  # its group has only this user
     os.chown(folder, -1, 12345)
     assert "other users can write" in exposure(folder)
 
@@ -148,7 +149,7 @@ def test_a_folder_of_another_user_or_group_is_not_ones_own(tmp_path):
 def test_what_was_used_longest_ago_goes_first(tmp_path):
     for name, used in (("old", 1000), ("new", 3000), ("middle", 2000)):
         (tmp_path / name).write_bytes(bytes(100))
-        os.utime(tmp_path / name, (used, 500))  # read then, written before
+        os.utime(tmp_path / name, (used, 500))  # read at `used`, written before that
     delete_oldest(tmp_path, 300)
     assert len(list(tmp_path.iterdir())) == 3
     delete_oldest(tmp_path, 250)

@@ -1,4 +1,4 @@
-"""console_streams.py: a console that is closed, full or of another encoding ends no command."""
+"""console_streams.py: a closed, full or oddly encoded console ends no command."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ sys.exit(7)
 
 
 def run(code, redirection="", *, tmp_path, **environment):
-    """(process, what it wrote to the file `told`) of Python code under a shell's redirection."""
+    """(process, text of the file `told`) of Python code run under a shell's redirection."""
     reported = tmp_path / "told"
     finished = subprocess.run(
         ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", code, str(reported)],
@@ -50,7 +50,7 @@ def run(code, redirection="", *, tmp_path, **environment):
 
 
 FULL, BAD = "No space left on device", "Bad file descriptor"
-REDIRECTIONS = {  # -> the streams that cannot be written, and why
+REDIRECTIONS = {  # redirection -> the streams that cannot be written, and why
     "": [],
     ">/dev/full": [("output", FULL)],
     ">/dev/full 2>&1": [("output", FULL), ("error", FULL)],
@@ -74,7 +74,7 @@ def test_a_console_that_cannot_be_written_ends_nothing(redirection, tmp_path):
     ]
     assert reported == repr(expected)
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
-    if redirection == ">/dev/full":  # noted once where somebody may see it
+    if redirection == ">/dev/full":  # reported once on the stream that still works
         assert done.stderr.count(b"warning: standard output cannot be written (No space left") == 1
 
 
@@ -100,7 +100,7 @@ def test_a_console_of_another_encoding_shows_escapes(tmp_path):
 
 
 def test_libraries_and_tracebacks_print_nothing_raw(tmp_path):
-    """All hostile texts at once, by every way to print."""
+    """Every hostile text at once, through every way to print."""
     code = BEGIN + (
         "sys.path.insert(0, 'tests'); from hostile_texts import HOSTILE\n"
         "for text in [t for t in HOSTILE.values() if len(t) < 10_000]:\n"
@@ -117,7 +117,7 @@ def test_libraries_and_tracebacks_print_nothing_raw(tmp_path):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_lines_of_a_command_are_printable_wherever_they_go(name, capsys):
-    """Also on streams that somebody else has put in place, as a notebook does."""
+    """The same for streams that other code has put in place, as a notebook does."""
     show(f"a {HOSTILE[name]}")
     show_line("warning", HOSTILE[name])
     out, err = capsys.readouterr()
@@ -141,7 +141,7 @@ def test_a_terminal_has_progress_bars_and_no_other_commands(tmp_path):
     while True:
         try:
             part = os.read(parent, 1000)
-        except OSError:  # its other end is closed
+        except OSError:  # the other end is closed
             break
         if not part:
             break

@@ -1,4 +1,4 @@
-"""Signs of life where nothing is printed; of several processes one hangs: all end, it is named."""
+"""Heartbeat lines while nothing is printed; if one of several processes hangs, all end."""
 
 import os
 import re
@@ -56,7 +56,7 @@ def hasty(monkeypatch):
 
 @pytest.fixture
 def passing(monkeypatch):
-    """passing(seconds): they pass on the clock, which is looked at every hundredth of one."""
+    """passing(seconds): advance the clock, and look at it every hundredth of a second."""
     clock, limit = types.SimpleNamespace(now=100.0), 0.3
     for module in (progress, heartbeat):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
@@ -90,9 +90,9 @@ def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
     progress.enter_phase("painting door 7 of 9")
     passing(0.4)
     assert "painting door 7 of 9" in lines()
-    progress.note_output(begun=True)  # who has seen a step knows how long one takes
+    progress.note_output(begun=True)  # after a first step, the user knows how long a step takes
     passing(2.5)
-    assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
+    assert 2 <= len(lines()) <= 3  # after 0.3, 0.6 and 1.2 s
 
 
 def test_signs_end_with_what_they_are_of(hasty, capsys):

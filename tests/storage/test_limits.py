@@ -1,4 +1,4 @@
-"""limits.py and confined/: files that would take all memory or never end are refused in a line."""
+"""limits.py, confined/: files that would take all memory or never end are refused in one line."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ ROW = json.dumps({"prompt": "1 + 1", "response": "<think>two</think><answer>2</a
 
 
 def score(model, path):
-    """stderr of a score command that refuses a file in one line."""
+    """Return the stderr of a score command that refuses a file in one line."""
     code, _, err = call("ragen_jax.score", f"--model={model}", f"--rollouts={path}")
     assert code == 2 and err.count("\n") == 1, err
     return err
@@ -69,7 +69,7 @@ def test_a_line_that_does_not_end_is_refused(tmp_path, monkeypatch, read):
 
 @pytest.mark.long
 def test_a_line_of_a_packed_corpus_is_not_unpacked_whole(tmp_path):
-    """A line of 4 GiB, of which a process that may take 1 GiB more reads no more than the limit."""
+    """A line of 4 GiB: a process that may take 1 GiB more reads no more than the limit."""
     path = tmp_path / "corpus.jsonl.gz"
     piece = gzip.compress(b"a" * (64 << 20), 9)
     path.write_bytes(piece * 64)
@@ -166,7 +166,7 @@ def test_rows_without_content_count(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hostile(language_model, tmp_path):
-    """(changes): the directory of a model whose tokenizer has other parts or another template."""
+    """make(changes): the directory of a model with a changed tokenizer or chat template."""
 
     def make(template=None, **parts):
         directory = tmp_path / "hostile"
@@ -183,7 +183,7 @@ def hostile(language_model, tmp_path):
 
 @pytest.fixture
 def little(monkeypatch):
-    """A child may take little."""
+    """A child process gets little memory and time."""
     monkeypatch.setattr(confined, "MEMORY", 500 << 20)
     monkeypatch.setattr(confined, "SECONDS", 1)
 
@@ -282,7 +282,7 @@ def test_sizes_that_are_none_are_refused(hostile, name, value):
 
 
 def packed(**members):
-    """The bytes of an .npz whose members have this content."""
+    """The bytes of an .npz file whose members have this content."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():

@@ -1,4 +1,4 @@
-"""links.py: what a run writes into its folder goes nowhere else."""
+"""links.py: files that a run writes into its folder never end up elsewhere."""
 
 import json
 import os
@@ -53,23 +53,24 @@ def test_a_link_out_of_the_folder_is_refused_before_anything_is_written(here, na
         words = ["--config=sokoban"] if command == "train" else []
         code, out, err = call(f"ragen_jax.{command}", "--workdir=run", *words)
         assert code == 2 and err.count("error: ") == 1, (command, out, err)
-        known = name == "config.json" and command != "train"  # of which there is nothing to read
+        known = name == "config.json" and command != "train"  # there is no config to read
         assert known or f"run/{name} is a link to {target}" in err, err
     assert contents(outside) == before
 
 
 def test_the_page_of_a_run_is_not_written_through_a_link(run, here):
     page = here / "victim.html"
-    (run / "report.html").symlink_to(page)  # which is not there yet
+    (run / "report.html").symlink_to(page)  # the target does not exist yet
     code, _, err = call("ragen_jax.report", "run")
     assert code == 2 and "run/report.html is a link to" in err
     assert not page.exists()
-    assert call("ragen_jax.report", "run", "--out=run/report.html")[0] == 0  # the user's own word
+    # the user asked for this path
+    assert call("ragen_jax.report", "run", "--out=run/report.html")[0] == 0
     assert page.exists() and (run / "report.html").is_symlink()
 
 
 def test_links_of_the_user_and_inside_the_folder_are_followed(run, here):
-    (here / "link").symlink_to("run")  # as where runs/ is on another disk
+    (here / "link").symlink_to("run")  # as when runs/ is on another disk
     (run / "wandb/run-1").mkdir(parents=True)
     (run / "wandb/latest-run").symlink_to("run-1")
     (run / "wandb/debug.log").symlink_to(run / "wandb/run-1/debug.log")
@@ -115,7 +116,7 @@ def test_no_environment_of_a_mixture_names_a_folder_elsewhere(name):
 
 @pytest.mark.parametrize("out", ["/dev/stdout", "/dev/null"])
 def test_devices_as_an_output_path(out):
-    """Also where standard output is a pipe, of which /dev/stdout is a link without a target."""
+    """The same holds if standard output is a pipe; then /dev/stdout is a link without a target."""
     program = (
         "import sys; from ragen_jax.storage.atomic_io import atomic_write; "
         "atomic_write(sys.argv[1], 'hi')"

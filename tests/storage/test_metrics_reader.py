@@ -1,4 +1,4 @@
-"""rows.py: damaged lines of metrics.jsonl are told by number, and never read as rows."""
+"""metrics_reader.py: damaged lines of metrics.jsonl are named by number and never read as rows."""
 
 import json
 
@@ -28,7 +28,7 @@ def steps(path):
 
 
 def spoil(path, number, text):
-    """Puts bytes in the place of a line."""
+    """Replace a line by bytes."""
     lines = path.read_bytes().split(b"\n")
     lines[number - 1] = text
     path.write_bytes(b"\n".join(lines))
@@ -57,7 +57,8 @@ def test_a_line_in_the_middle_is_refused_by_its_number_and_repaired(path, text):
     spoil(path, 4, text)
     with pytest.raises(ValueError) as error:
         read_metrics(path)
-    assert "line 3 does" in str(error.value) or "line 4 does" in str(error.value)  # of two, either
+    # either line of the pair may be named
+    assert "line 3 does" in str(error.value) or "line 4 does" in str(error.value)
     assert "--repair" in str(error.value) and len(str(error.value)) < 600
     (message,) = repair(path)
     assert "moved damaged line" in message
@@ -102,7 +103,7 @@ def test_lost_steps():
     assert lost_steps(rows, 8) == [2, 3, 6, 7, 8]
     assert lost_steps([], 2) == [1, 2]
     assert lost_steps([], 0) == []
-    assert lost_steps(rows[1:2], 1) == []  # without an evaluation at step 0
+    assert lost_steps(rows[1:2], 1) == []  # no evaluation at step 0
 
 
 @pytest.mark.slow
@@ -127,7 +128,7 @@ def test_a_run_goes_on_with_damaged_rows_only_where_it_is_told_to(agent, tmp_pat
     assert code == 0, err
     assert "moved damaged line(s) 2" in out and "lacks the rows of 1 steps (2)" in out
     assert read_metrics(path) == [before[0], before[2]]
-    assert call(*words)[0] == 0  # the next start need not be told again
+    assert call(*words)[0] == 0  # the next start needs no --repair
     path.write_text(f"{json.dumps(before[0])}\n")
     path.with_name(SET_ASIDE).unlink()
     code, _, err = call(*words)

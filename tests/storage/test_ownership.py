@@ -1,4 +1,4 @@
-"""workdir.owned: one run in a folder, for as long as its process lives."""
+"""workdir.lock_workdir: only one run uses a folder, as long as its process lives."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ with lock_workdir(Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that has the folder run/ of tmp_path."""
+    """A process that holds the lock of the folder run/ in tmp_path."""
     words = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "mine\n"
@@ -39,7 +39,7 @@ def test_a_second_run_is_refused_while_the_first_lives(holder, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [LOCK, "something"]
     aside = folder / f".metrics.jsonl.writing-{holder.pid}"
     aside.touch()
-    holder.kill()  # as the kernel does where memory is short
+    holder.kill()  # as the kernel does when memory runs out
     holder.wait()
     with lock_workdir(folder):
         assert not aside.exists()

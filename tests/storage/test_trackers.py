@@ -1,4 +1,4 @@
-"""trackers.py: what TensorBoard is given, and what a tracker that fails or hangs costs."""
+"""trackers.py: the rows that TensorBoard gets, and the cost of a tracker that fails or hangs."""
 
 import functools
 import json
@@ -24,7 +24,8 @@ from ragen_jax.storage.trackers import TRACKERS, Kind, Opened, require
 
 pytestmark = [
     pytest.mark.fast,
-    pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)"),  # of commands run here
+    # from commands that run in this process
+    pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)"),
 ]
 
 CONFIG = base.get_config().to_dict()
@@ -35,7 +36,7 @@ def row(step):
 
 
 def write(folder, steps, *names, exit_code=0):
-    """Rows of some steps to metrics.jsonl and to trackers, behind what there is."""
+    """Append rows of some steps to metrics.jsonl and to trackers."""
     tracked = MetricsLog(
         folder / "metrics.jsonl", last_step=steps[0] - 1, trackers=names, config=CONFIG
     )
@@ -45,7 +46,7 @@ def write(folder, steps, *names, exit_code=0):
 
 
 def expected(*steps):
-    """As `scalars` gives them: in float32."""
+    """Rows as `scalars` returns them, in float32."""
     return [(s, {name: float(np.float32(v)) for name, v in row(s).items()}) for s in steps]
 
 
@@ -67,11 +68,12 @@ def test_tensorboard_has_every_row_and_the_config(tmp_path):
 def test_a_run_that_goes_on_has_no_step_twice_and_none_is_lost(tmp_path):
     write(tmp_path, range(5), "tensorboard")
     (file,) = (tmp_path / "tensorboard").iterdir()
-    file.rename(file.with_name("events.out.tfevents.1700000000.elsewhere"))  # an hour ago
-    write(tmp_path, range(3, 7), "tensorboard")  # the last checkpoint was of step 2
+    # as if written earlier on another machine
+    file.rename(file.with_name("events.out.tfevents.1700000000.elsewhere"))
+    write(tmp_path, range(3, 7), "tensorboard")  # the last checkpoint was at step 2
     events = read_events(tmp_path / "tensorboard")
     assert scalars(events) == expected(*range(7))
-    # Rows of before are as old as time/total says.
+    # Earlier rows are as old as time/total says.
     first, *_, last = [e.wall_time for e in events if e.step or e.summary.value][2:]
     assert 59 < last - first < 61 and abs(last - time.time()) < 30
 
@@ -95,7 +97,7 @@ def test_rows_are_there_while_the_run_goes_on(tmp_path):
 
     write(tmp_path, range(2))
     tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=1, trackers=["tensorboard"])
-    wait_for(0, 1)  # before it writes any
+    wait_for(0, 1)  # rows from before the tracker was added
     tracked.write(2, row(2))
     wait_for(0, 1, 2)
     tracked.close()
@@ -107,12 +109,12 @@ def test_the_first_process_alone_tracks(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- what fails ---------------------------------------------------------------------------------
+# ---- failures -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def kept(monkeypatch):
-    """A tracker "kept", which keeps rows in a list and does what a test asks in between."""
+    """A tracker "kept": it calls `before`, which a test may set, and keeps the row in a list."""
     found = SimpleNamespace(rows=[], closed=[], opened=0, before=lambda step: None)
 
     def open_kept(package, workdir, config):
@@ -132,7 +134,7 @@ def test_a_tracker_that_raises_warns_once_and_gets_its_rows_later(
     tmp_path, monkeypatch, capsys, kept
 ):
     monkeypatch.setattr(trackers, "RETRY_SECONDS", 0.0)
-    fails = [2, 2, 4]  # the second of them when it is tried again
+    fails = [2, 2, 4]  # step 2 fails again when it is retried
 
     def before(step):
         if step in fails:
@@ -210,7 +212,7 @@ def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
     assert kept.closed == [0, 3, 143, 1]
 
 
-# ---- what is refused ----------------------------------------------------------------------------
+# ---- refusals -----------------------------------------------------------------------------------
 
 
 def test_a_package_that_is_missing_is_named_before_anything_is_written(tmp_path, monkeypatch):

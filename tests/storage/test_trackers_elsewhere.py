@@ -1,7 +1,7 @@
 """trackers.py with the packages of Weights & Biases, MLflow and Trackio, without a network.
 
-A run of five rows is killed, goes on behind its third and ends. Each tracker must have every step
-once, and say how the run ended. Run it when trackers.py or one of these packages changes:
+A run of five rows is killed, resumes after its third row and ends. Each tracker must have every
+step once and record how the run ended. Run this when trackers.py or one of these packages changes:
 
     pip install -e .[wandb,trackio,mlflow]
     pytest -m slow tests/storage/test_trackers_elsewhere.py
@@ -33,7 +33,7 @@ STEPS = list(range(8))
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """The folder of a run that was killed behind step 4 and went on behind step 2 to step 7."""
+    """The folder of a run that was killed after step 4 and resumed after step 2 up to step 7."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     environ = {name: value for name, value in os.environ.items() if "MLFLOW" not in name}
@@ -55,8 +55,8 @@ def followed(tmp_path_factory):
 
 
 def wandb_records(path):
-    """The records of an offline run, which are in LevelDB's log format: blocks of 32 KiB, in them
-    parts of records behind crc, length and kind (1 whole, 2 first, 3 middle, 4 last)."""
+    """The records of an offline run in LevelDB's log format: blocks of 32 KiB that hold parts of
+    records after crc, length and kind (1 full, 2 first, 3 middle, 4 last)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, part = path.read_bytes(), 7, b""
@@ -98,7 +98,7 @@ def test_wandb_has_every_step_once_and_the_config(followed):
                 assert record.history.step.num == values["step"]
                 assert values["rollout/success"] == values["step"] / 7
         of_folders.append(steps.total() - before)
-    assert min(of_folders) >= 3  # the first was written to before it was killed
+    assert min(of_folders) >= 3  # the first folder was written before the run was killed
     assert steps == collections.Counter(STEPS)
     assert ids == {(followed / "trackers/wandb").read_text().strip()}
     assert codes == [0]

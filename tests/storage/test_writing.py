@@ -1,7 +1,8 @@
-"""Every place that writes is in the table of docs/disks.md, and does there what the table says.
+"""Every function that writes is in the table of docs/disks.md and handles errors as the table says.
 
-The table's columns are errors that are injected: into the calls below that the place makes itself,
-found by the stack. `rules` of a place that writes through others are theirs.
+The columns of the table are injected errors. They are injected into the calls below that the
+function makes itself, found from the stack. A function that writes through others follows their
+rules.
 """
 
 import builtins
@@ -48,7 +49,7 @@ PLACES = places()
 
 
 def table():
-    """{(file, function): the cells of its row} of the page."""
+    """{(file, function): the cells of its row} of the table in docs/disks.md."""
     found = {}
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -99,7 +100,7 @@ def test_a_new_place_is_found(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------ injection
 
-# Calls that change a file system, and those that open one more file.
+# Calls that change a file system, and calls that open an additional file.
 CHANGING = [
     *((os, name) for name in ("mkdir", "rename", "replace", "unlink", "remove", "rmdir", "chmod")),
     *((os, name) for name in ("pwrite", "ftruncate", "utime", "posix_fallocate")),
@@ -108,7 +109,7 @@ CHANGING = [
 
 
 def inside(file, function):
-    """Whether the function is on the stack of this thread."""
+    """Whether the function is on this thread's stack."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_qualname.replace("<locals>.", "")
@@ -119,7 +120,7 @@ def inside(file, function):
 
 
 class Injected:
-    """Fails calls that a place makes with an errno, once `on`."""
+    """Make the calls of a place fail with an errno, once `on`."""
 
     def __init__(self, monkeypatch, place, name):
         self.place, self.number, self.count = place, getattr(errno, name), 0
@@ -155,7 +156,7 @@ class Injected:
         return SafetensorError(f"{text} (os error {self.number})")
 
 
-# ------------------------------------------------------------------------------ what drives a place
+# ---------------------------------------------------------------------------- drivers of the places
 
 DRIVERS = {}
 
@@ -184,7 +185,7 @@ def append_a_line(tmp_path, injected):
         append_line(file, "line\n")
 
 
-GONE = 2**30 - 1  # no process has this number
+GONE = 2**30 - 1  # no process has this id
 
 
 @drives("ragen_jax/storage/atomic_io.py", "_remove_aside")
@@ -243,7 +244,7 @@ def save_a_figure(tmp_path, injected):
 
 @pytest.fixture(scope="session")
 def small(tokenizer):
-    """(model, params, tokenizer), very small."""
+    """A very small (model, params, tokenizer)."""
     config = ModelConfig(
         vocab_size=len(tokenizer),
         **dict(width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8, max_positions=64),
@@ -319,7 +320,7 @@ def watch_progress(tmp_path, injected):
     (tmp_path / heartbeat.FOLDER).mkdir()
     (tmp_path / heartbeat.FOLDER / "0.json").write_text("[0, 0]")
     heartbeat.exit_on_stall(tmp_path, 60.0)
-    with pytest.raises(_Stop):  # it looks again
+    with pytest.raises(_Stop):  # the watchdog looks again
         targets[0]()
 
 
@@ -484,9 +485,9 @@ def begin_an_arm(tmp_path, injected):
     from ragen_jax.lab import arms
 
     config = types.SimpleNamespace(to_dict=dict)
-    if injected.number != errno.EMFILE:  # no process is to be begun
+    if injected.number != errno.EMFILE:  # do not start a process
         injected.fail(subprocess, "Popen")
-    injected.patch.setattr(arms, "sign", lambda *_: None)  # a row of its own
+    injected.patch.setattr(arms, "sign", lambda *_: None)  # signing has a separate row
     arms._begin(types.SimpleNamespace(config=config), tmp_path / "arm")
 
 
@@ -514,11 +515,11 @@ def keep_a_shop(tmp_path, injected):
     kept.open_shop(Paths(tmp_path / "products", tmp_path / "attributes"), seed=0)
 
 
-# ------------------------------------------------------------------------------ and its outcome
+# ------------------------------------------------------------------------------ outcomes
 
 
 def outcome(drive):
-    """What a user sees of it."""
+    """The outcome as the user sees it."""
     try:
         drive()
     except ValueError:
@@ -546,10 +547,11 @@ def test_a_place_does_what_the_table_says(place, name, tmp_path, monkeypatch, ca
 
 
 def test_every_other_place_writes_through_those():
-    """What calls ours alone is refused as they are; the others are told of in the table's text."""
+    """Functions that only call ours are refused as ours are; the table's text covers the others."""
     elsewhere = {place for place, cells in TABLE.items() if cells[0].startswith("see below")}
     others = PLACES.keys() - DRIVERS.keys() - elsewhere
-    harmless = {"save", "savez", "savez_compressed", "savefig"}  # into memory, or hf.save
+    # these write into memory, or are hf.save
+    harmless = {"save", "savez", "savez_compressed", "savefig"}
     for place in others:
         assert set(PLACES[place]) <= OURS | harmless, place
         assert set(TABLE[place]) == {"through"}, place

@@ -1,7 +1,7 @@
-"""Writes rows to metrics.jsonl and trackers: FOLDER FIRST LAST NAMES END.
+"""Write rows to metrics.jsonl and trackers: FOLDER FIRST LAST NAMES END.
 
-END is the exit code that the trackers are told, or "killed": the process ends as one that gets
-SIGKILL does, right behind its last row.
+END is the exit code that the trackers receive, or "killed": the process then sends itself SIGKILL
+right after its last row.
 """
 
 import os
@@ -24,7 +24,7 @@ log = MetricsLog(
     config=base.get_config().to_dict(),
 )
 for step in range(int(first), int(last)):
-    if end == "killed" and step == int(last) - 1:  # the rows before have arrived
+    if end == "killed" and step == int(last) - 1:  # wait until the earlier rows have arrived
         while not all((folder / "trackers" / name).exists() for name in names):
             time.sleep(0.1)
         time.sleep(2.0)
