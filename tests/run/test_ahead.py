@@ -1,4 +1,4 @@
-"""Rollouts that run ahead: whose episodes a step has, weights, resuming, errors, devices."""
+"""Rollouts that run ahead: each step's episodes, weights, resuming, errors, devices."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ from ragen_jax.update.state import AheadState, TrainState
 
 
 def timeless(rows):
-    """Rows without what may differ between identical runs."""
+    """Rows without the fields that may differ between identical runs."""
     return [
         {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows
     ]
@@ -81,7 +81,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(agent, tmp_path_factory):
-    """`Whole`; made once, not to be changed."""
+    """A `Whole`, made once; do not change it."""
     config, played, behind = make_config(agent), {}, {}
     play, get_rollout = ahead.play, ahead.RolloutQueue.get_rollout
 
@@ -114,11 +114,11 @@ def test_a_step_learns_from_what_the_policy_before_the_last_updates_sampled(whol
         assert not same_bits(whole.played[step], whole.behind[step - 1])
     rows = read_metrics(whole.workdir / "metrics.jsonl")[1:]
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1]
-    # What an update changed is seen; rounding alone in the first step.
+    # The figures show what the update changed; in the first step they show only rounding.
     assert rows[0]["update/mismatch_kl"] < 1e-8 and rows[0]["rollout/logp_gap"] < 1e-4
     for row in rows[1:]:
         assert 1e-6 < row["update/mismatch_kl"] < 1 and row["rollout/logp_gap"] > 1e-3
-    # Nothing is played ahead during the last step; its own episodes were.
+    # Nothing is played ahead during the last step; its episodes were played during the step before.
     shares = [row["time/idle_share"] for row in rows]
     assert all(0 <= share < 1 for share in shares[:3]) and shares[3] == 1
     assert ["time/wait" in row for row in rows] == [True, True, True, False]
@@ -136,12 +136,12 @@ def test_weights_are_on_and_what_was_settled_is_written_down(whole):
     assert config.algorithm.mismatch_cap == 0
     config.rollout.ahead, config.algorithm.mismatch_cap = 1, 5.0
     fill_auto_fields(config, jax.devices())
-    assert config.algorithm.mismatch_cap == 5  # what was asked for
+    assert config.algorithm.mismatch_cap == 5  # the user's value stays
 
 
 @pytest.mark.long
 def test_resuming_gives_the_numbers_of_an_undisturbed_run(config, whole, tmp_path):
-    """Stopped in mid-run, and killed during a rollout: the remaining numbers are the same."""
+    """Stopped between steps, or killed during a rollout, it gets the same remaining numbers."""
     config.steps = 2
     assert train.train(config, tmp_path) == 0
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -158,7 +158,8 @@ class RolloutFailed(Exception):
 
 
 def test_what_a_rollout_ahead_raises_is_raised(config, whole, tmp_path, monkeypatch):
-    """In the step that runs in parallel with it; that step is not saved, and the run can resume."""
+    """The error is raised in the step that runs in parallel; that step is not saved, and the run
+    can be resumed."""
     play, threads = ahead.play, {}
 
     def broken(run, policy, state, step):
@@ -192,7 +193,7 @@ def test_what_an_update_raises_comes_before_what_its_rollout_does(config, tmp_pa
         raise RolloutFailed
 
     def broken(*_):
-        assert started.wait(60)  # the rollout is under way
+        assert started.wait(60)  # the rollout has started
         go_on.set()
         raise FloatingPointError("of the update")
 
@@ -214,7 +215,7 @@ SHAPE = ModelConfig(
 
 
 def built(**fields):
-    """(learner, state) of a small model and a config with some fields."""
+    """(learner, state) of a small model and a config with some fields changed."""
     config = sokoban.get_config()
     config.rollout.update(groups=2, group_size=2, ahead=1, max_new_tokens=4)
     config.env.update(max_turns=1)
@@ -236,7 +237,7 @@ def test_the_ratio_is_to_the_policy_before_the_updates_and_weights_to_the_sample
     """By hand: weights min(p_policy / p_sampler, cap) on the advantages, ratios of 1 before any
     update, and the KL of the sampled tokens."""
     config, learner, state = built()
-    sampler_logp, logp = [-1.0, -2.0], [-0.5, -3.5]  # of the two tokens of every reply
+    sampler_logp, logp = [-1.0, -2.0], [-0.5, -3.5]  # log-probs of the two tokens of every reply
     episodes = [
         make_episode(g, k, [make_turn([1, 2], [5, 6], reward=float(k), logp=sampler_logp)])
         for g in range(2)
@@ -270,8 +271,9 @@ def test_the_ratio_is_to_the_policy_before_the_updates_and_weights_to_the_sample
 
 
 def test_rl_zvp_reads_the_entropy_of_the_policy_that_sampled(make_turn, make_episode):
-    """Ahead that policy is not the one that is updated: here one whose tokens are all alike, after
-    a policy of other entropies. Group 0 has no variance, all of group 1 did not earn the same."""
+    """When rollouts run ahead, the sampling policy is not the policy that is updated. Here it is
+    uniform over the tokens, and the updated policy has other entropies. Group 0 has no variance;
+    the members of group 1 earn different rewards."""
     config, learner, state = built(**{"algorithm.zvp_coef": 0.5})
     episodes = [
         make_episode(g, k, [make_turn([1, 2], [5, 6 + k], reward=float(g * k))], success=True)
@@ -293,7 +295,7 @@ def test_rl_zvp_reads_the_entropy_of_the_policy_that_sampled(make_turn, make_epi
     inside = batch.mask_BT[:2] > 0
     assert credit.advantage_BT[:2][inside] == pytest.approx(0.5 * math.log(24), rel=1e-4)
     assert selection.entropy_BT[:2][inside].max() < math.log(24) - 1e-3
-    assert not outcomes.sampled_entropy_BT[2:].any()  # nothing reads those rows
+    assert not outcomes.sampled_entropy_BT[2:].any()  # no code reads those rows
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ def test_a_state_is_as_ever_without():
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Of one process or another."""
+    """A device of a given process."""
 
     process_index: int = 0
     number: int = 0
@@ -379,7 +381,7 @@ HALF = {"model.lora.rank": 4, "model.dtype": "bfloat16"}
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, HALF], ids=str)
 def test_two_devices_train_and_two_sample(fields, agent, tmp_path):
-    """The same as one device that does both, up to rounding."""
+    """Up to rounding, the figures equal those of one device that does both."""
     settings = {
         **{"model.path": agent.directory, "steps": 3, "env.max_turns": 2, "env.max_actions": 4},
         **{"rollout.groups": 4, "rollout.group_size": 4, "rollout.ahead": 1},
@@ -402,7 +404,7 @@ def test_two_devices_train_and_two_sample(fields, agent, tmp_path):
     for one, four in zip(rows["one"], rows["four"], strict=True):
         assert one.keys() == four.keys()
         assert one.get("rollout/staleness") == four.get("rollout/staleness")
-        if half:  # where rounding decides between two tokens
+        if half:  # rounding decides between two tokens
             continue
         for name in one.keys() - {"rollout/logp_gap"}:
             assert four[name] == pytest.approx(one[name], rel=1e-3, abs=1e-4), name

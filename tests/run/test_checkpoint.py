@@ -1,4 +1,4 @@
-"""checkpoint.py: a saved TrainState comes back bit for bit, a torn save is not seen."""
+"""checkpoint.py: a saved TrainState is restored bit for bit, and a torn save is ignored."""
 
 import asyncio
 import dataclasses
@@ -57,7 +57,7 @@ def assert_same_bits(found, expected):
 
 @pytest.fixture
 def opened(tmp_path):
-    """opened(keep) -> Checkpoints of the same folder; all are closed at the end."""
+    """opened(keep) -> Checkpoints of one shared folder; all are closed at the end."""
     made = []
 
     def open_(keep=2):
@@ -80,14 +80,14 @@ def test_a_state_comes_back_bit_for_bit_in_another_session(opened):
     saved(opened(), 3)
     checkpoints = opened()
     assert checkpoints.latest_step() == 3
-    found = checkpoints.restore(3, state_of(7))  # values of `like` do not matter
+    found = checkpoints.restore(3, state_of(7))  # the values of `like` do not matter
     assert_same_bits(found, state_of(3))
     assert found.params["half"].dtype == ml_dtypes.bfloat16
     assert int(found.seed_cursor) == 2**32 - 4
 
 
 def flip(path, place=-1):
-    """Flips the lowest bit of a byte of a file."""
+    """Flip the lowest bit of a byte of a file."""
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
@@ -139,7 +139,7 @@ def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
     checkpoints = opened(keep=4)
     assert checkpoints.steps() == [1, 2]  # older checkpoints are not checked
     assert_same_bits(checkpoints.restore(2, state_of(0)), state_of(2))
-    saved(checkpoints, 7)  # which can be made again, and be damaged again
+    saved(checkpoints, 7)  # the step can be saved again, and be damaged again
     checkpoints.close()
     flip(arrays_of(folder, 7))
     assert len(set_damaged_aside(folder)) == 1
@@ -229,7 +229,7 @@ def test_a_state_of_other_arrays_is_refused_by_their_names(opened):
 
 
 def test_an_alarm_of_another_version_starts_again(opened, capsys):
-    """Its arrays differ, and nothing else does."""
+    """Only its arrays differ."""
     checkpoints, state = opened(), state_of(2)
     checkpoints.save(2, state.replace(regimes={"level": jnp.ones(3), "old": jnp.ones(2)}))
     checkpoints.manager.wait_until_finished()
@@ -249,7 +249,7 @@ def test_parameters_alone_come_back(opened):
 
 @pytest.mark.parametrize("part", ["state", "params"])
 def test_arrays_come_back_where_like_has_them(opened, part):
-    saved(opened(), 3)  # on the default device, not on a mesh
+    saved(opened(), 3)  # on the default device, without a mesh
     mesh = make_mesh(data=1, fsdp=1, tensor=-1)
     sharding = NamedSharding(mesh, PartitionSpec())
     like = jax.device_put(state_of(0), sharding)
@@ -322,7 +322,7 @@ def test_what_is_saved_is_the_state_at_the_call(opened):
 
 
 def test_what_tensorstore_prints_of_a_failed_save_is_left_out(opened, capfd):
-    """A loop that was closed, called from a thread of it; all other errors are shown."""
+    """A call to a closed loop from one of its threads is hidden; all other errors are shown."""
     opened()
     loop = asyncio.new_event_loop()
     loop.close()
@@ -331,7 +331,7 @@ def test_what_tensorstore_prints_of_a_failed_save_is_left_out(opened, capfd):
         loop.call_soon_threadsafe(print)
     except RuntimeError as error:
         own = error
-    inner = own.__traceback__.tb_next  # of asyncio alone, as a call from C++ has it
+    inner = own.__traceback__.tb_next  # only asyncio's frames, as in a call from C++
     sys.excepthook(RuntimeError, own, inner)
     assert capfd.readouterr().err == ""
     for error, trace in ((own, own.__traceback__), (ValueError("loop is closed"), inner)):

@@ -1,4 +1,4 @@
-"""datasets.py: demonstrations and held-out problems, and that neither shares a room."""
+"""datasets.py: demonstrations and held-out problems, and that they share no room."""
 
 import json
 import re
@@ -51,7 +51,7 @@ BUDGETS = {"actions_per_turn": ACTIONS, "max_turns": 5, "max_actions": 10}
 
 
 class Counting:
-    """Problems by a seed's last digits: two seeds in a row pose the same one, ten there are."""
+    """Ten problems, chosen by a seed's last digits; two successive seeds pose the same problem."""
 
     def __init__(self):
         self.resets = []
@@ -201,7 +201,7 @@ def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     rng = np.random.default_rng(0)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    assert len(files) == 4  # checksums among them
+    assert len(files) == 4  # including the checksums
     sizes = [path.stat().st_size for path in files]
     for _ in range(200):
         path = files[rng.choice(len(files), p=np.array(sizes) / sum(sizes))]
@@ -210,7 +210,7 @@ def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
         changed[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         path.write_bytes(changed)
         found = damage(folder)
-        # A changed bit of the checksum file itself may be in white space, which changes nothing.
+        # A changed bit of the checksum file may fall in white space, which changes nothing.
         assert found or json.loads(changed) == json.loads(content), path
         path.write_bytes(content)
     assert len(calls) == 1
@@ -240,11 +240,11 @@ def heldout(environment, directory, *, count, seed=0):
 
 def test_heldout_problems_are_distinct_and_the_same_from_disk(tmp_path):
     first, second = Counting(), Counting()
-    expected = [EVALUATION_SEEDS + 2 * i for i in range(4)]  # every other seed poses a known one
+    expected = [EVALUATION_SEEDS + 2 * i for i in range(4)]  # every other seed repeats a problem
     assert heldout(first, tmp_path, count=4) == (expected, expected)
     assert first.resets == [*range(EVALUATION_SEEDS, EVALUATION_SEEDS + 7), *expected]
     assert heldout(second, tmp_path, count=4) == (expected, expected)
-    assert second.resets == expected  # none was generated
+    assert second.resets == expected  # no problem was generated again
 
 
 def test_another_evaluation_seed_gives_other_problems(tmp_path):
@@ -262,7 +262,7 @@ def test_a_stored_problem_that_changed_is_an_error(tmp_path, monkeypatch):
 
 
 class Raising(Counting):
-    """Raises for some of the problems."""
+    """Raise for some of the problems."""
 
     def __init__(self, raises):
         super().__init__()
@@ -279,7 +279,7 @@ def test_a_heldout_problem_for_which_the_environment_raises_is_left_out(tmp_path
     assert seeds == states == [EVALUATION_SEEDS + n for n in (2, 5, 6)]
     line = "warning: 3 held-out problems cannot be built and are left out; first error: KeyError"
     assert line in capsys.readouterr().out
-    # Stored problems keep their places: an episode of the second one breaks.
+    # Stored problems keep their places, so an episode of the second problem fails.
     seeds, states = heldout(Raising(lambda n: n == 5), tmp_path, count=3)
     assert [type(state) for state in states] == [int, EnvFailure, int]
     output = capsys.readouterr().out
@@ -371,7 +371,7 @@ def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
     lakes, environment = slippery(tmp_path / "a")
     slipped = holes = 0
     for turns in lakes:
-        # Every possible place of the player before each turn, and the move intended there.
+        # Every possible position of the player before each turn, and the move intended there.
         places = {environment.parse(turns[0]["observation"])}
         for index, turn in enumerate(turns):
             assert turn["turn"] == index
@@ -398,7 +398,7 @@ def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
 
 
 class Unsolved:
-    """Sokoban whose solver gives up on boxes that take more than `most` moves."""
+    """Sokoban whose solver gives up on boxes that need more than `most` moves."""
 
     def __init__(self, most):
         self._environment, self._most = make_env("sokoban", **OPTIONS, split="imitation"), most
@@ -477,9 +477,9 @@ def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
         state = environment.reset(seed)
         for turn in turns:
             if environment.render(state) != turn["observation"]:
-                break  # a slip has led here
+                break  # a slip led here
             ids = tokenizer.encode(turn["reply"], add_special_tokens=False)
-            assert len(ids) < config.rollout.max_new_tokens  # and the stop token
+            assert len(ids) < config.rollout.max_new_tokens  # leaves room for the stop token
             reply = chat.read([*ids, chat.close_id])
             assert reply.valid
             for action in reply.actions:
@@ -499,12 +499,12 @@ def test_a_scripted_players_replies_are_what_the_rollout_reads():
     plan_moves = config.warmstart.plan_moves
     for shown in play_expert(environment, range(50), plan_moves=plan_moves, **budgets):
         ids = tokenizer.encode(shown["reply"], add_special_tokens=False)
-        assert len(ids) < config.rollout.max_new_tokens  # and the stop token
+        assert len(ids) < config.rollout.max_new_tokens  # leaves room for the stop token
         reply = chat.read([*ids, chat.close_id])
         assert reply.valid and 1 <= len(reply.actions) <= 2
         state = environment.parse(shown["observation"])
         assert environment.step(state, reply.actions[0], None).info["moved"]
-    # Any number is one token.
+    # Every number is a single token.
     assert tokenizer.tokenize("tile 64 00 merge 4 02 03 plan Left") == [
         *("tile", " 64", " 00", " merge", " 4", " 02", " 03", " plan", " Left"),
     ]
@@ -524,7 +524,8 @@ def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path)
     judged = [evaluation.identity(state) for state in states]
     assert len(set(judged)) == 300
     assert states[:5] == [evaluation.reset(seed) for seed in seeds[:5]]
-    assert min(len(imitated), len(trained)) > 250  # the sets are not small by repetition
+    # the sets are not small because of repeated problems
+    assert min(len(imitated), len(trained)) > 250
     assert {split_of(example["observation"]) for example in shown} == {"imitation"}
     assert not imitated & trained
     assert not imitated & set(judged)

@@ -1,4 +1,4 @@
-"""folder.py: a run whose folder is renamed ends in one line, and nothing is written at the old
+"""folder.py: a run whose folder is renamed ends with one line, and writes nothing at the old
 path."""
 
 import re
@@ -20,10 +20,10 @@ def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
         path.rename(tmp_path / "other")
         with pytest.raises(FolderGone, match=re.escape(f"{path} was renamed to {tmp_path}/other")):
             folder.here()
-        path.mkdir()  # another one
+        path.mkdir()  # a different folder
         assert folder.whereabouts() == tmp_path / "other"
         path.rmdir()
-        path.symlink_to("other")  # as who moves a run to another disk does
+        path.symlink_to("other")  # as after moving a run to another disk
         assert folder.here() == path
         path.unlink()
         (tmp_path / "other").rmdir()
@@ -37,11 +37,11 @@ def test_only_what_a_save_left_at_the_old_path_is_removed(tmp_path):
     with open_folder(path) as folder:
         (path / "checkpoints").mkdir()
         folder.remove_stray_checkpoint()
-        assert (path / "checkpoints").exists()  # the folder of the run itself
+        assert (path / "checkpoints").exists()  # the run's current folder
         path.rename(tmp_path / "other")
         folder.remove_stray_checkpoint()
         (path / "checkpoints" / "6").mkdir(parents=True)
-        (path / "notes.txt").touch()  # somebody's
+        (path / "notes.txt").touch()  # a user's file
         folder.remove_stray_checkpoint()
         assert (path / "checkpoints" / "6").exists()
         (path / "notes.txt").unlink()

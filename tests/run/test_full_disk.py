@@ -1,4 +1,4 @@
-"""A disk that is full: waited for, then left with all that was saved; nothing is half."""
+"""A full disk: the run waits, then ends with everything that was saved; no file is half written."""
 
 import contextlib
 import errno
@@ -71,7 +71,7 @@ def test_what_is_written_to_a_full_disk_is_as_before(disk):
         filler = fill(folder)
         for write in (
             lambda: atomic_write(page, "after" * 1000),
-            lambda: append_line(file, "x" * 9000 + "\n"),  # of which some may find room
+            lambda: append_line(file, "x" * 9000 + "\n"),  # part of it may still fit
         ):
             with pytest.raises(DiskRefused, match="cannot be written .No space left on device"):
                 write()
@@ -100,7 +100,7 @@ def test_a_full_disk_is_waited_for(disk):
     with retry_disk_errors(2, messages.append), pytest.raises(DiskRefused):
         atomic_write(path, "[1, 2]" * 1000)
     assert 2 <= time.monotonic() - begin < 10
-    with pytest.raises(DiskRefused):  # and not waited for any more
+    with pytest.raises(DiskRefused):  # this time without waiting
         atomic_write(path, "[1, 2]" * 1000)
     assert len(messages) == 3 and path.read_text() == "[]"
 
@@ -109,10 +109,11 @@ def test_a_full_disk_is_waited_for(disk):
     "error, raised",
     [
         (ConnectionResetError(errno.ECONNRESET, "reset"), ConnectionResetError),
-        (ValueError("[Errno 28] No space left on device"), ValueError),  # a text of somebody's
+        # a text that another library raised
+        (ValueError("[Errno 28] No space left on device"), ValueError),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 28 bytes"), RuntimeError),
         (IsADirectoryError(errno.EISDIR, "is a folder"), IsADirectoryError),
-        (FileNotFoundError(errno.ENOENT, "no folder"), DiskRefused),  # for which nobody waits
+        (FileNotFoundError(errno.ENOENT, "no folder"), DiskRefused),  # raised without waiting
     ],
     ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
 )
@@ -159,7 +160,7 @@ def test_a_checkpoint_waits_for_room_and_leaves_none_half(disk, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-# TensorStore's threads report to an event loop that Orbax has closed.
+# TensorStore's threads report to an event loop that Orbax has already closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_save_that_fails_in_the_background_is_told_and_nothing_is_left(disk, monkeypatch):
     folder = disk(8)

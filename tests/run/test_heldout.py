@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 
 def share_with_a_success(solved, samples, k):
-    """Return the fraction of all draws of k samples that contain a solved sample."""
+    """Return the fraction of all draws of k samples that contain at least one success."""
     draws = list(itertools.combinations([i < solved for i in range(samples)], k))
     return sum(any(draw) for draw in draws) / len(draws)
 
@@ -101,7 +101,7 @@ def test_wilson_against_the_literature(solved, of, low, high):
 @pytest.mark.parametrize("rate", [0.003, 0.05, 0.4, 0.98])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_success_intervals_cover(rate, samples, make_turn, make_episode):
-    """1,000 evaluations of 128 problems, which differ in how hard they are."""
+    """1,000 evaluations of 128 problems of different difficulty."""
     rng = np.random.default_rng(0)
     turn = make_turn([1], [2])
     inside = 0
@@ -139,7 +139,7 @@ def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_tu
     ]
     assert [(e.group, e.member) for e in played] == [(g, k) for g in range(5) for k in range(2)]
     calls.clear()
-    play_problems(None, None, settings, seeds, states, rows=1, **options)  # fewer than samples
+    play_problems(None, None, settings, seeds, states, rows=1, **options)  # fewer rows than samples
     assert [call[0] for call in calls] == [[seed] for seed in seeds]
 
 

@@ -1,4 +1,4 @@
-"""warmstart.py: which directory an agent is kept in, and that each config's agent can be built."""
+"""imitate.py: the directory in which an agent is stored, and building each config's agent."""
 
 import dataclasses
 
@@ -47,14 +47,14 @@ CONFIGS = {
 
 
 def name_of(config, cache, monkeypatch):
-    """The name of a config's agent, which is not trained."""
+    """The directory name of a config's agent, without training it."""
     monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None, None))
     monkeypatch.setattr(imitate.hf, "save", lambda directory, *_, **__: None)
     return imitate.tiny_model(config, cache).name
 
 
 def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
-    # The agent that docs/results/sokoban_tiny.md was measured with.
+    # The agent with which docs/results/sokoban_tiny.md was measured.
     assert name_of(sokoban.get_config(), tmp_path, monkeypatch) == "tiny_2bf0ca2f64de"
 
 
@@ -73,14 +73,15 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     names.append(name_of(countdown.get_config(), tmp_path, monkeypatch))
     config = mixture.get_config()
     names.append(name_of(config, tmp_path, monkeypatch))
-    config.also.frozen_lake.env.max_turns = 4  # of another environment than the first
+    config.also.frozen_lake.env.max_turns = 4  # a field of the second environment
     names.append(name_of(config, tmp_path, monkeypatch))
     two_minds = organism.get_config()
     names.append(name_of(two_minds, tmp_path, monkeypatch))
     two_minds.warmstart.styles.template = 0.2
     names.append(name_of(two_minds, tmp_path, monkeypatch))
     assert len(set(names)) == len(names)
-    two_minds.warmstart.styles = dict(grounded=0.5, template=0.2)  # the others have no share
+    # styles that are left out have the fraction 0
+    two_minds.warmstart.styles = dict(grounded=0.5, template=0.2)
     assert name_of(two_minds, tmp_path, monkeypatch) == names[-1]
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
@@ -122,7 +123,7 @@ def halved(self, state):
 
 
 def bumped(self, state, action, rng):
-    """A step that pays the same, but moves the other way round."""
+    """A step with the same reward that moves in the opposite direction."""
     return Sokoban.walk(self, state, Sokoban.opposites[action], rng)
 
 
@@ -156,7 +157,7 @@ def test_demonstrations_are_generated_anew_for_an_environment_that_was_changed(
     assert datasets.demonstrations(environment, **settings) == before
     assert (
         sum(path.is_dir() for path in tmp_path.iterdir()) == 1
-    )  # it was read, not generated again
+    )  # read from the cache, not generated again
     monkeypatch.setattr(Sokoban, "explain", lambda self, state, plan: "just go")
     after = datasets.demonstrations(environment, **settings)
     assert {example["reply"].split("<")[0] for example in after} == {"just go"}
@@ -174,7 +175,7 @@ def test_an_environment_with_too_few_problems_is_refused(tmp_path):
 
 
 class Seen(Exception):
-    """Ends a warm start where its demonstrations are ready."""
+    """Raised to end a warm start once its demonstrations are ready."""
 
 
 def test_what_is_imitated_is_text(tmp_path, monkeypatch):
@@ -245,7 +246,7 @@ def test_what_does_not_fit_is_not_imitated(tmp_path, monkeypatch, capsys, limit)
 def test_a_problem_for_which_the_environment_raises_is_not_imitated(
     tmp_path, monkeypatch, capsys, member
 ):
-    """Of the problems to be imitated, and of those that check the imitation."""
+    """Both the problems to be imitated and the problems that check the imitation."""
 
     def raising(self, about, *more):
         problem = about if member == "reset" else about.target

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.fast
 
 
 def strict(line):
-    """A JSON line without NaN and Infinity, which JSON does not know."""
+    """Parse a JSON line that has no NaN or Infinity, which are not JSON."""
 
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
@@ -60,7 +60,7 @@ def test_an_absent_or_empty_file_has_no_rows(path):
 def test_a_torn_last_line_is_left_out(path):
     path.write_text('{"step": 0}\n{"step": 1, "a": 2.0}\n{"step": 2, "a')
     assert read_metrics(path) == [{"step": 0}, {"step": 1, "a": 2.0}]
-    # Torn just before its newline: it would read, but it was not finished.
+    # Cut off just before its newline: it can be parsed, but the write did not finish.
     path.write_text('{"step": 0}\n{"step": 1}')
     assert read_metrics(path) == [{"step": 0}]
 
@@ -142,7 +142,7 @@ def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
     settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
     chat = make_chat(tokenizer, game, ChatFormat(**settings))
     reply = chat.reply_ids("√</think><answer>Up||Down</answer>").tolist()
-    logps = [round(-0.1 * (n + 1), 4) for n in range(len(reply))]  # as make_turn says
+    logps = [round(-0.1 * (n + 1), 4) for n in range(len(reply))]  # as in make_turn
     asked = [chat.prompt_ids([], message).tolist() for message in ("√", "O")]
     turns = [
         make_turn(asked[0], reply, message="√", actions=["Up", "Down"], reward=0.5),
@@ -200,7 +200,7 @@ def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
 
 @pytest.fixture
 def seen(make_turn):
-    """seen(image, ...): a chat, and an episode's turns, each of which shows one more."""
+    """seen(image, ...): a chat, and the turns of an episode; each turn shows one more image."""
 
     def make(*images):
         chat = seeing_chat(SimpleNamespace(actions=("Up", "Down"), instructions=""))
@@ -252,7 +252,7 @@ def test_images_of_rollouts_are_files_beside_them(tmp_path, seen, make_turn, mak
         with Image.open(path.parent / name) as file:
             assert file.format == "PNG" and file.mode == "RGB"
             np.testing.assert_array_equal(np.asarray(file), image)
-    # Every message that shows one does so, of earlier turns too; all others are texts.
+    # Every message with an image shows it, in earlier turns as well; all other messages are text.
     for number, turn in enumerate(records[0]["turns"]):
         users = [m["content"] for m in turn["messages"] if m["role"] == "user"]
         shown = [{"type": "image_url", "image_url": {"url": name}} for name in (a, b, a)]
@@ -278,7 +278,7 @@ def test_a_further_pass_over_a_step_leaves_its_own_images_alone(tmp_path, seen, 
         name for turn in record["turns"] for name in turn["images"]
     }
     (same,) = before.keys() & after.keys()
-    assert before[same] == after[same] and len(after) == 2  # written once
+    assert before[same] == after[same] and len(after) == 2  # written only once
 
 
 @pytest.mark.parametrize(
@@ -320,14 +320,14 @@ def test_events_of_a_step_replace_those_of_an_earlier_pass(tmp_path):
 
 
 def test_stored_scores_are_bounded_and_stay_each_others(tmp_path):
-    own = np.arange(200) % 100  # of 100 prompts, two reasonings each
+    own = np.arange(200) % 100  # 100 prompts with two reasonings each
     score = np.arange(200 * 100, dtype=float).reshape(200, 100)
     write_scores(tmp_path, 7, Scores(score, np.arange(200), own))
     found = read_scores(tmp_path)
     assert [*found] == [7] and found[7].score_MN.dtype == np.float32
     np.testing.assert_array_equal(found[7].score_MN, score[:64, :64])
     np.testing.assert_array_equal(found[7].prompt_M, np.arange(64))
-    shuffled = own[::-1]  # of prompts 99, 98, ...: those from 64 on have no column
+    shuffled = own[::-1]  # prompts 99, 98, ...: those from 64 on have no column
     write_scores(tmp_path, 8, Scores(score, np.arange(200), shuffled))
     kept = read_scores(tmp_path)[8]
     np.testing.assert_array_equal(kept.prompt_M, np.arange(63, -1, -1))
@@ -352,7 +352,7 @@ def test_step_line_shows_the_metrics_there_are():
         "step   7/200  success 0.26  return +1.50  entropy 0.123  MI 2.000  retrieval 0.50  "
         "kept 1.00  tokens/s 12,346  s 1.24"
     )
-    # A skipped update has no entropy, a step without diagnosis no MI.
+    # A skipped update has no entropy, and a step without diagnosis has no MI.
     assert step_line(12, 12, {"step": 12, "rollout/return": -0.5}) == "step 12/12  return -0.50"
 
 
@@ -386,7 +386,7 @@ def test_undefined_success_is_not_written_as_failure(tmp_path, tokenizer, make_t
     path = tmp_path / "step_000001.jsonl"
     write_rollouts(path, episodes, chat, lambda turn: 0.0, set())
     assert [strict(line)["success"] for line in path.read_text().splitlines()] == [None, None]
-    # One whose environment says so is enough: the other has not come to its end.
+    # One episode with a success figure is enough; the other episodes have not ended.
     solved = make_episode(1, 0, [dataclasses.replace(turn, info={"success": True})], success=True)
     write_rollouts(path, [*episodes, solved], chat, lambda turn: 0.0, set())
     lines = path.read_text().splitlines()
@@ -430,7 +430,7 @@ def test_a_line_fits_its_terminal(columns, shown, monkeypatch):
 
 
 def test_totals_go_on_behind_the_rows_there_are(path):
-    """Totals of a run from before totals existed are taken from the figures of its rows."""
+    """If a run began before totals existed, its totals are summed from the figures of its rows."""
     old = {"rollout/replies": 40.0, "rollout/turns": 2.5, "rollout/response_length": 20.1}
     old |= {"time/step": 3.0, "time/eval": 0.5}
     rows = [{"step": 0, "time/eval": 2.0}, {"step": 1, **old}, {"step": 2, **old}]
@@ -452,7 +452,7 @@ def test_memory_in_use_is_of_this_process(monkeypatch):
     gc.collect()
     before = memory_metrics()["throughput/host_memory_gib"]
     held = np.ones(2**26)  # half a GiB
-    # Other objects of the process may come and go meanwhile.
+    # Other objects of the process may be created and freed meanwhile.
     assert 0.3 < memory_metrics()["throughput/host_memory_gib"] - before < 0.7
     del held
     # A CPU has no separate memory; of several devices the fullest counts.

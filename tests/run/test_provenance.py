@@ -1,4 +1,4 @@
-"""provenance.py: the versions and sources of a run, and the warning of a resume with others."""
+"""provenance.py: the versions and sources of a run, and the warning if a resume has others."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ fast = pytest.mark.fast
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A folder of a user's, importable, with a package and a module alone."""
+    """A user's importable folder with a package and a single-file module."""
     files = {
         "shop/__init__.py": "",
         "shop/tasks/__init__.py": "from .. import prices\n",
@@ -51,7 +51,7 @@ def test_own_code_is_the_module_its_package_and_what_it_imports(own):
         *("shop.tasks", "shop.tasks.beside", "shop.tasks.coin"),
     ]
     assert files["helper_of_shop"] == own / "helper_of_shop.py"
-    assert "shop" not in sys.modules  # nothing is run
+    assert "shop" not in sys.modules  # nothing is imported
     assert own_files("no_such_module_here.at_all") == {}
 
 
@@ -99,7 +99,7 @@ def test_devices_versions_and_sources_are_recorded(monkeypatch):
 
 @pytest.fixture(scope="module")
 def one_step(agent, tmp_path_factory):
-    """The folder of a run of one step, not to be changed."""
+    """The folder of a run of one step; do not change it."""
     config = agent.config.copy_and_resolve_references()
     config.model.path, config.steps = str(agent.directory), 1
     config.env.update(max_turns=2, max_actions=4)
@@ -117,7 +117,7 @@ def one_step(agent, tmp_path_factory):
 
 @pytest.fixture
 def stopped(one_step, agent, tmp_path, monkeypatch):
-    """The command that resumes that run, and a copy of its folder."""
+    """A copy of that run's folder, and the command that resumes it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     folder = tmp_path / "run"
     shutil.copytree(one_step, folder)
@@ -134,7 +134,7 @@ def changed_to(folder, **values):
 
 def test_a_resume_names_what_has_changed_once(stopped):
     code, out, err = call(*stopped.words, "--strict")
-    assert code == 0 and "numbers" not in out + err  # nothing has
+    assert code == 0 and "numbers" not in out + err  # nothing has changed
     changed_to(stopped.folder, jax="0.0.1", devices="8 x TPU v5e", **{"code of a:B": "0" * 64})
     before = (stopped.folder / FILE).read_bytes()
     code, out, err = call(*stopped.words, "--strict")
@@ -163,7 +163,7 @@ def test_a_run_without_a_record_says_so_once(stopped, content):
         path.write_bytes(content)
     code, _, err = call(*stopped.words, "--strict")
     assert code == 2 and err.count("\n") == 1 and str(path) in err, err
-    if content in (None, b""):  # a start takes seconds
+    if content in (None, b""):  # only two cases, because a start takes seconds
         code, out, err = call(*stopped.words)
         (line,) = [line for line in (out + err).splitlines() if "numbers may differ" in line]
         assert code == 0 and str(path) in line

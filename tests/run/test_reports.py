@@ -1,4 +1,4 @@
-"""Report pages written during a run: training neither waits for them nor fails with them."""
+"""Report pages written during a run: training never waits for them or fails because of them."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Processes started instead of the page's: [(words, settings)]; they run `begun.script`."""
+    """Processes started in place of the report: [(words, settings)]; they run `begun.script`."""
 
     class Begun(list):
         script = "import time; time.sleep(60)"
@@ -33,7 +33,7 @@ def begun(monkeypatch):
 
 
 def ended(reports):
-    """Waits for the process at work."""
+    """Wait for the running process."""
     reports.process.wait(timeout=30)
 
 
@@ -42,10 +42,10 @@ def test_a_page_is_due_every_so_many_steps_and_never_two_at_a_time(begun, tmp_pa
     start = time.monotonic()
     for step in range(1, 31):
         reports.write_if_due(step)
-    assert time.monotonic() - start < 5 and len(begun) == 1  # the first is still at work
+    assert time.monotonic() - start < 5 and len(begun) == 1  # the first process is still running
     (words, settings), process = begun[0], reports.process
     assert words[1:] == ["-m", "ragen_jax.report", str(tmp_path)]
-    assert settings["env"]["JAX_PLATFORMS"] == "cpu"  # the accelerator is the run's
+    assert settings["env"]["JAX_PLATFORMS"] == "cpu"  # the accelerator belongs to the run
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == NICENESS
     process.kill()
     ended(reports)
@@ -63,7 +63,7 @@ def test_what_goes_wrong_is_said_once(begun, tmp_path, capsys):
     for step in (1, 2, 3):
         reports.write_if_due(step)
         ended(reports)
-    reports.write_last()  # of a folder without a run
+    reports.write_last()  # the folder holds no run
     (line,) = capsys.readouterr().out.splitlines()
     assert line == f"warning: {tmp_path / 'report.html'} was not written: error: the disk is full"
 
@@ -84,8 +84,8 @@ def test_the_last_page_is_written_by_the_run_and_ends_one_at_work(begun, tmp_pat
     process = reports.process
     start = time.monotonic()
     reports.write_last()
-    assert time.monotonic() - start < 30  # of the minute that it would have taken
-    assert process.poll() is not None  # killed, which is no failure
+    assert time.monotonic() - start < 30  # the process would have taken a minute
+    assert process.poll() is not None  # it was killed, which does not count as a failure
     assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 

@@ -1,4 +1,4 @@
-"""stages.py: reports of broken episodes, the batch of a step, the bonus on information."""
+"""stages.py: reports of failed episodes, the batch of a step, the information bonus."""
 
 import dataclasses
 import math
@@ -54,7 +54,7 @@ def test_a_run_stops_above_its_fraction_of_broken_episodes(make_turn, make_episo
 
 # ------------------------------------------------------------------------------ a step's batch
 
-# Two groups of "a", then one of "b", two members each; b's format penalty is five times a's.
+# Two groups of "a", then one of "b", with two members each; b's format penalty is five times a's.
 PARTS = (Part("a", 2), Part("b", 1))
 
 
@@ -79,7 +79,7 @@ def make_run(**settings):
 
 @pytest.fixture
 def episodes(make_turn, make_episode):
-    """Member 1 of each group answers out of form. Reasonings are the first two tokens."""
+    """Member 1 of each group breaks the answer format. Reasonings are the first two tokens."""
     found = []
     for group in range(3):
         for member in range(2):
@@ -105,7 +105,7 @@ def test_a_batch_by_hand(episodes):
     np.testing.assert_array_equal(outcomes.length_GK, [[2, 3]] * 3)
     np.testing.assert_array_equal(outcomes.success_GK, [[True, False]] * 3)
     assert not outcomes.broken_GK.any() and metrics == {}
-    assert batch.tokens_BT.shape[0] == 8  # the rows of any step: two are padding
+    assert batch.tokens_BT.shape[0] == 8  # the fixed row count of a step; two rows are padding
     np.testing.assert_array_equal(batch.weight_B, [1] * 6 + [0] * 2)
     np.testing.assert_allclose(batch.reward_BT.sum(1), [*RETURN_GK.ravel(), 0, 0], rtol=1e-6)
 
@@ -138,12 +138,12 @@ def test_figures_of_the_selected_groups_where_there_is_a_selection(episodes):
 def test_returns_of_an_environment_include_its_penalties(episodes):
     found = stages.played_returns(episodes[:4], Penalties(-0.1, max_length=10, overlong_buffer=0))
     np.testing.assert_allclose(found, RETURN_GK[:2], rtol=1e-6)
-    # From 1 to 3 tokens the penalty grows to -1: replies have two and three.
+    # From 1 to 3 tokens the penalty falls to -1; replies have two or three tokens.
     long = stages.played_returns(episodes[:4], Penalties(-0.1, max_length=3, overlong_buffer=2))
     np.testing.assert_allclose(long, RETURN_GK[:2] - [[0.5, 1.0]], rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------ the bonus
+# ------------------------------------------------------------------------ the information bonus
 
 
 def informed(episodes, monkeypatch, *, mi_coef=2.0, score=lambda M, N: np.full((M, N), -3.0)):
@@ -181,11 +181,12 @@ def test_the_bonus_on_information_by_hand(episodes, monkeypatch):
     information = own - np.log((np.exp(own) + math.exp(-3.0)) / 2)
     assert metrics["bonus/mi"] == metrics["bonus/a/mi"] == pytest.approx(information.mean())
     assert "bonus/b/mi" not in metrics
-    paid = 2.0 * (information - information.mean())  # a sum of zero: no reward for thinking at all
+    # the sum is zero, so thinking alone earns no reward
+    paid = 2.0 * (information - information.mean())
     np.testing.assert_allclose(outcomes.bonus_BT[:4].max(1), np.maximum(paid, 0), atol=1e-6)
     np.testing.assert_allclose(outcomes.bonus_BT[:4].min(1), np.minimum(paid, 0), atol=1e-6)
     assert not outcomes.bonus_BT[4:].any()
-    # On the reasoning and the token that ends it, which only replies of three tokens have.
+    # Paid on the reasoning and the token that ends it, which only replies of three tokens have.
     assert (outcomes.bonus_BT[:4] != 0).sum(1).tolist() == [2, 3, 2, 3]
     assert not outcomes.bonus_BT[batch.mask_BT == 0].any()
 

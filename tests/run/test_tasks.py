@@ -1,4 +1,4 @@
-"""Several environments in one run: their parts of a step, of a config and of the figures."""
+"""Several environments in one run: their parts of a step, a config and the figures."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_figures_of_each_task_by_hand():
     def measure(x, y):
         return {"a/sum": sum(x), "a/b/rows": len(y)}
 
-    # Four groups, two entries a group in x and one in y.
+    # Four groups, with two entries per group in x and one in y.
     found = measure_each(parts(2, 1, 1), measure, [1, 2, 4, 8, 16, 32, 64, 128], np.zeros((4, 5)))
     assert found == {
         "a/first/sum": 15,
@@ -82,7 +82,7 @@ def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
         "a/second/x": 4.0,
         "a/second/y": 2.0,
     }
-    # A part whose figure has no interval leaves none for the mean of both.
+    # If a part's figure has no interval, the mean over the parts has none.
     without = combine_metrics(parts(1, 1), [{"a/x": 1.0, "a/x_ci95": 3.0}, {"a/x": 4.0}])
     assert without == {"a/x": 2.5, "a/first/x": 1.0, "a/second/x": 4.0, "a/first/x_ci95": 3.0}
     assert combine_metrics(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
@@ -98,7 +98,7 @@ def test_rows_of_each_task_are_what_was_put_under_its_label():
 
 
 def test_the_collapse_of_one_environment_of_three_is_seen():
-    """By the `watch` of the training loop, on rows of a run with three environments."""
+    """The training loop's `watch` sees it in rows of a run with three environments."""
     config = base.Config()
     settings = dict(stopping=config.stopping, regimes=config.regimes)
     run = types.SimpleNamespace(tasks=parts(1, 1, 1), **settings)
@@ -151,14 +151,14 @@ def test_a_config_of_several_is_one_of_each(config):
     assert (second.env.name, second.rollout.groups, second.env.max_turns) == ("frozen_lake", 2, 2)
     assert second.optimizer.learning_rate == config.optimizer.learning_rate
     assert per_task_groups(config) == (3, 2) and step_groups(config) == 5
-    assert step_rows(config) == 4 * (3 * 3 + 2 * 2)  # single turn: a row a turn
+    assert step_rows(config) == 4 * (3 * 3 + 2 * 2)  # single turn: one row per turn
     given.also.frozen_lake.env.context = "full"
     longer = check(given)
     assert step_rows(longer) == 4 * (3 * 3 + 2)
     assert row_tokens(longer) == 2 * config.rollout.max_new_tokens
     one = check(sokoban.get_config())
     assert list(per_task_configs(one).values()) == [one]
-    assert config.also["frozen_lake"].env.name == "frozen_lake"  # the config stays as it was
+    assert config.also["frozen_lake"].env.name == "frozen_lake"  # the config did not change
     assert config.rollout.groups == 3
 
 
@@ -199,7 +199,7 @@ def test_each_environment_is_filtered_by_itself(config, agent):
     np.testing.assert_array_equal(learner.environment_G, [0, 0, 0, 1, 1])
     assert set(state.seed_cursor) == {"sokoban", "frozen_lake"}
     assert {name: len(streak) for name, streak in state.streak_P.items()} == {"frozen_lake": 4}
-    # Nearly all variance is in the first environment: ranked together, nothing else would be kept.
+    # The first environment has nearly all variance; ranked together, only its groups would be kept.
     return_GK = np.array([[9, 0, 9, 0], [9, 0, 9, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
     length_GK = np.ones((5, 4), int)
     outcomes = Outcomes(return_GK.astype(np.float32), length_GK, return_GK > 0)
@@ -209,7 +209,7 @@ def test_each_environment_is_filtered_by_itself(config, agent):
 
 @pytest.fixture
 def no_eval_split(agent, monkeypatch):
-    """Make building an environment of the evaluation split fail, as data without one does."""
+    """Make building an environment of the evaluation split fail, as with data without it."""
     build = run_tasks.build_environment
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
 
@@ -225,7 +225,7 @@ def no_eval_split(agent, monkeypatch):
     ("fields", "built"),
     [
         ({}, False),
-        ({"diagnose.gradients_every": 5}, False),  # on the step's groups
+        ({"diagnose.gradients_every": 5}, False),  # computed on the step's groups
         ({"diagnose.gradients_every": 5, "diagnose.gradients_groups": 4}, True),
         ({"diagnose.probe_every": 5}, True),
         ({"eval.every": 5}, True),
@@ -245,7 +245,7 @@ def test_held_out_problems_are_built_only_where_something_plays_them(
         return
     (task,) = build_tasks(config, agent.tokenizer, ())
     assert task.heldout is None and task.heldout_environment is None
-    # What rollouts are laid out by is then taken from the problems trained on.
+    # Rollout shapes are then derived from training problems.
     seeds = [play.seed for play in task.first_plays]
     assert seeds == [(config.seed << 32) + i for i in range(16)]
     assert all(length > 0 for length in task.first_prompts)
@@ -343,7 +343,7 @@ def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsy
 @pytest.mark.long
 def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, capsys):
     picture = "Observation(IMAGE, (np.zeros((8, 8, 3), np.uint8),))"
-    config = rooms(is_long="number == 0", shown=picture)  # the first of each split
+    config = rooms(is_long="number == 0", shown=picture)  # the first problem of each split
     assert train.train(config, tmp_path / "run") == 0
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("rollout/errors") for row in rows] == [None, 4, 0]
@@ -391,7 +391,7 @@ def test_what_reads_success_is_refused_where_an_environment_defines_none(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "goes", types.SimpleNamespace(Goes=Goes))
-    monkeypatch.setattr(checkpoint, "find_damage", stop)  # called after all that is checked
+    monkeypatch.setattr(checkpoint, "find_damage", stop)  # called after all checks
     fields = {
         **{"model.path": agent.directory, "env.name": "goes:Goes", "env.prompt": "terse"},
         **{"eval.episodes": 4, "filter.strategy": "none", "log.trackers": "()"},
@@ -449,7 +449,7 @@ def go_on(messages, row):
 def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_exactly(
     agent, tmp_path, monkeypatch, slots
 ):
-    """A function that answers replies returns more than the model reads, to some of them. The
+    """A function that answers replies sometimes returns more text than the model can read. The
     process is killed in the middle of a step's rollout."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -459,12 +459,12 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
         for split in ("train", "eval")
         for environment in [Sokoban(split=split)]
     }
-    shown["train"][1] = "#" * 4000  # too long at once
+    shown["train"][1] = "#" * 4000  # the first prompt is already too long
     rows = [dict(prompt=prompt, split=split) for split in shown for prompt in shown[split]]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = tmp_path / "model"
     shutil.copytree(agent.directory, model)
-    (model / "checksums.json").unlink()  # changed on purpose
+    (model / "checksums.json").unlink()  # the files change on purpose
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}))
 
@@ -500,7 +500,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
         return rows, done.stdout
 
     whole, output = run("whole")
-    # In the third step at the latest, which begins when the first one is saved.
+    # The process ends by the third step, which begins when the first step is saved.
     (tmp_path / "kill").touch()
     killed = command("parts")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -586,12 +586,13 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
         family, rest = name.split("/", 1)
         its = [last[f"{family}/{env}/{rest}"] for env in ("sokoban", "frozen_lake")]
         assert last[name] == pytest.approx(np.mean(its))
-    # This agent hardly closes a reasoning on the lake: there may be nothing to score there.
+    # This agent rarely closes a reasoning on the lake, so there may be nothing to score.
     names = [f"collapse/{env}/first_turn/mi" for env in ("sokoban", "frozen_lake")]
     assert last["collapse/first_turn/mi"] == pytest.approx(
         np.mean([last[name] for name in names if name in last])
     )
-    assert all(name + "_zscore_ema" in last for name in names if name in last)  # each its own
+    # each environment has its own
+    assert all(name + "_zscore_ema" in last for name in names if name in last)
     for env in ("sokoban", "frozen_lake"):
         assert 0 <= last[f"filter/{env}/kept_ratio"] <= 1
         assert set(read_outcomes(tmp_path / "whole" / "eval" / env)) == {0, 2}
@@ -601,7 +602,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
         its = [last[name.replace("/", f"/{env}/")] for env in ("sokoban", "frozen_lake")]
         assert last[name] == max(its)
 
-    # An environment's first step is the one it would have had alone.
+    # An environment's first step is the same as in a run of that environment alone.
     alone = config.copy_and_resolve_references()
     with alone.unlocked():
         alone.also = ConfigDict()
