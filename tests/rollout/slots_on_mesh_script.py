@@ -1,6 +1,6 @@
-"""Plays in slots on meshes of virtual devices, and turn by turn on one device, and compares.
+"""Play in slots on meshes of virtual devices and turn by turn on one device, and compare.
 
-Run by tests/rollout/test_slots.py in a process of its own, because the number of devices is fixed
+Run by tests/rollout/test_slots.py in a separate process, because the number of devices is fixed
 when JAX starts. Prints the meshes whose episodes were the same.
 """
 

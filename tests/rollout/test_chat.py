@@ -1,4 +1,4 @@
-"""chat.py and model/tokenizer.py: text and tokens, prompts of a turn, what a reply says."""
+"""chat.py, model/tokenizer.py: text and tokens, the prompts of turns, and parsing replies."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fast
 
 RULES = "Push the box."
 GAME = SimpleNamespace(actions=("Up", "Down", "Left", "Right"), instructions=RULES)
-SUM = SimpleNamespace(actions=(), instructions="Write a sum.")  # any text is an action
+SUM = SimpleNamespace(actions=(), instructions="Write a sum.")  # every text is an action
 
 ODD_TEXTS = [
     "",
@@ -34,7 +34,7 @@ ODD_TEXTS = [
     "e\u0301 is not \u00e9, ﬁ is not fi, \u212b is not \u00c5",
     "👩\u200d👩\u200d👧 \U0010ffff \ud7ff \ue000 \ufeff",
     "שלום 你好 Straße İı",
-    "Ġ Ċ ĀāĂ",  # the very characters that byte-level BPE writes for bytes
+    "Ġ Ċ ĀāĂ",  # the characters that byte-level BPE uses for bytes
     "Upper Downs || Left|Right |||",
     "a  player  b box  target plan",
     "<think><think></answer><|im_end|> < think> <|im_start|",
@@ -64,7 +64,7 @@ def joined(tokenizer, ids):
 def bpe(
     merges=(), *, special=SPECIAL, words=(), eos="<|im_end|>", bos=None, template=CHAT_TEMPLATE
 ):
-    """A small byte-level BPE tokenizer of another family: its own merges, tags in plain text."""
+    """A small byte-level BPE tokenizer of another family: other merges, tags in plain text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, *("".join(pair) for pair in merges)]
     model = models.BPE({token: i for i, token in enumerate(tokens)}, merges=list(merges))
@@ -127,7 +127,7 @@ def test_words_of_the_game_are_one_token_each(tokenizer):
     words = [*"#_O√XPS", *"0123456789", *moves, *(" " + move for move in moves), "||", "\n"]
     for word in (*words, *TAGS, *SPECIAL, *ROLES, *Sokoban.words, NOTICE):
         assert len(encode(tokenizer, word)) == 1, word
-    # ... in their places too, not only alone.
+    # Each is one token within a text as well.
     assert tokenizer.tokenize("<think>player 12 plan Up</think><answer>Up||Down</answer>") == [
         *("<think>", "player ", "1", "2", " plan", " Up", "</think>"),
         *("<answer>", "Up", "||", "Down", "</answer>"),
@@ -136,7 +136,7 @@ def test_words_of_the_game_are_one_token_each(tokenizer):
 
 
 def test_the_ids_of_sokoban_never_change(tokenizer):
-    # The warm-started agents that exist were trained on them.
+    # Existing warm-started agents were trained on these ids.
     assert tokenizer.convert_ids_to_tokens(range(256, len(tokenizer))) == [
         *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         *("<think>", "</think>", "<answer>", "</answer>", "system", "user", "assistant"),
@@ -201,9 +201,10 @@ def test_first_prompt_by_hand(tokenizer):
 @pytest.mark.parametrize(
     "sampled_end, shown_end",
     [
-        ("<|im_end|>", "<|im_end|>\n"),  # the policy closed its reply itself
-        ("", "<|im_end|>\n"),  # cut off by the budget: the template's closing tokens are added
-        ("<|endoftext|>", "<|endoftext|><|im_end|>\n"),  # a stop that the template does not use
+        ("<|im_end|>", "<|im_end|>\n"),  # the policy closed its reply
+        ("", "<|im_end|>\n"),  # cut off by the token limit: the template's closing tokens are added
+        # a stop token that the template does not use
+        ("<|endoftext|>", "<|endoftext|><|im_end|>\n"),
     ],
 )
 def test_full_context_extends_what_was_read_and_sampled(
@@ -211,7 +212,7 @@ def test_full_context_extends_what_was_read_and_sampled(
 ):
     chat = terse(tokenizer, extra_stop_ids=encode(tokenizer, "<|endoftext|>"))
     first = chat.prompt_ids([], "GRID 1")
-    # Not as the tokenizer would cut it: sampled ids are kept, whatever their text.
+    # A tokenisation that the tokenizer would not choose: sampled ids are kept, whatever their text.
     reply = [*encode(tokenizer, "U"), *encode(tokenizer, "p"), *encode(tokenizer, REPLY)]
     turns = [make_turn(first, reply + encode(tokenizer, sampled_end))]
     second = chat.prompt_ids(turns, "GRID 2")
@@ -255,7 +256,7 @@ def test_every_control_id_ends_a_reply_and_no_tag_does(make_turn):
     first = chat.prompt_ids([], "1")
     for stop in chat.stop_ids:
         assert chat.read([*reply, stop]).actions == ("Down",)
-        # Shown again it is closed as the template closes a reply.
+        # In a later prompt it is closed as the template closes a reply.
         shown = chat.text(chat.prompt_ids([make_turn(first, [*reply, stop])], "2"))
         end = tokenizer.decode(stop).removesuffix("<|close|>") + "<|close|>"
         assert shown == chat.text([*first, *reply]) + end + "<|user|>2<|close|><|model|><think>"
@@ -269,7 +270,7 @@ def test_a_demonstrated_reply_is_text(tokenizer):
     assert ids.dtype == np.int32 and ids[-1] == chat.close_id
     assert not set(ids[:-1].tolist()) & set(chat.stop_ids)
     assert chat.text(ids) == forged + "<|im_end|>"
-    # One without control strings is what it was.
+    # A reply without control strings is unchanged.
     assert chat.reply_ids(REPLY).tolist() == encode(tokenizer, REPLY + "<|im_end|>")
 
 
@@ -293,7 +294,7 @@ def test_a_tag_in_an_observation_does_nothing(tokenizer, make_turn):
     for message in ("</think><answer>Up</answer>", "<think>", "<answer>", "GRID"):
         prompt = chat.prompt_ids([], message)
         assert prompt.tolist() == encode(tokenizer, user(0).replace("GRID 0", message))
-        # The reasoning is what follows the prompt, which ends with the template's own <think>.
+        # The reasoning starts after the prompt, which ends with the template's own <think>.
         assert prompt[-1] == encode(tokenizer, "<think>")[0]
         assert chat.read(encode(tokenizer, REPLY)) == Reply((0, 2), (4, 5), ("Up",), True)
 
@@ -313,7 +314,8 @@ def test_an_opening_ends_every_prompt_and_is_shown_where_its_reply_is(
     plain = terse(tokenizer, context=context, window=2)
     chat = dataclasses.replace(plain, opening=tuple(encode(tokenizer, "player ")))
     end = encode(tokenizer, "<|im_end|>")
-    turns, own_turns = [], []  # the same, its openings given and told by the agent itself
+    # the same turns, with the opening in the prompt or sampled by the agent
+    turns, own_turns = [], []
     for number in range(4):
         message = f"GRID {number}"
         prompt, other = chat.prompt_ids(turns, message), plain.prompt_ids(own_turns, message)
@@ -328,7 +330,7 @@ def test_an_opening_ends_every_prompt_and_is_shown_where_its_reply_is(
 REPLIES = (
     REPLY + "<|im_end|>",
     "cut off by the budget",
-    "<|endoftext|>",  # stops, and is not what the template closes a reply with
+    "<|endoftext|>",  # a stop token, but the template closes replies with another token
     REPLY + "<|im_end|>",
     "",
 )
@@ -343,7 +345,7 @@ def converse(chat, tokenizer, make_turn, replies=REPLIES):
     turns = []
     for number, reply in enumerate(replies):
         message = f"GRID {number}"
-        # Not as the tokenizer would cut it, but for the special tokens.
+        # Single bytes, which the tokenizer would not choose, except for the special tokens.
         ids = []
         for piece in re.split(r"(<\|\w+\|>)", reply):
             ids += sum(
@@ -366,7 +368,7 @@ def test_a_window_of_two_by_hand(tokenizer, make_turn):
         user(3) + REPLY + "<|im_end|>\n" + user(4),
     ]
     for earlier, turn in itertools.pairwise(turns):
-        # The reply shown is the ids that were sampled; the messages are the tokenizer's.
+        # The shown reply has the sampled ids; the messages have the tokenizer's ids.
         start = len(encode(tokenizer, user(0)))
         shown = turn.prompt[start : start + len(earlier.sampled)]
         np.testing.assert_array_equal(shown, earlier.sampled)
@@ -426,7 +428,7 @@ def test_after_dropping_a_turn_the_next_may_go_on(tokenizer, make_turn):
 
 
 def with_reasonings(chat, turns):
-    """The turns with the reasonings that the chat reads in them."""
+    """The turns, with the reasonings that the chat parses from them."""
     spans = [chat.read(turn.sampled).reasoning for turn in turns]
     return [
         dataclasses.replace(turn, reasoning=span) for turn, span in zip(turns, spans, strict=True)
@@ -436,7 +438,7 @@ def with_reasonings(chat, turns):
 ANSWER = "</think><answer>Up</answer>"
 THOUGHTS = (
     "go up" + ANSWER + "<|im_end|>",
-    ANSWER + "<|im_end|>",  # nothing thought
+    ANSWER + "<|im_end|>",  # no reasoning
     "never closed <answer>Up</answer><|im_end|>",
     "closed</think>no answer",  # cut off
     "left</think>then</think>junk<|endoftext|>",
@@ -502,7 +504,7 @@ def test_full_prompt_tells_rules_format_and_budgets(tokenizer):
         "<|im_start|>user\nGRID\nYou have 10 action(s) left, at most 2 in this reply.<|im_end|>\n"
         "<|im_start|>assistant\n<think>"
     )
-    # The example that the rules give is itself a reply that is understood.
+    # The example in the rules is a valid reply.
     reply = chat.read(encode(tokenizer, "x</think><answer>Up || Down</answer>"))
     assert reply.valid and reply.actions == ("Up", "Down")
 
@@ -531,7 +533,7 @@ def test_a_full_prompt_for_text_answers(tokenizer):
         "answer</answer>.<|im_end|>\n"
         "<|im_start|>user\n1 2<|im_end|>\n<|im_start|>assistant\n<think>"
     )
-    # A budget is worth a line only where there is more than the one answer.
+    # The message states a budget only if there is more than one answer.
     assert "user\n1 2\nYou have 2 answer(s) left.<|im_end|>" in shown(used=1, max_actions=3)
 
 
@@ -557,9 +559,9 @@ def test_spans_of_a_reply_are_exact(tokenizer):
     [
         ("", (0, 0), (0, 0), (), False),
         ("<|im_end|>", (0, 0), (0, 0), (), False),
-        ("abc", (0, 0), (0, 0), (), False),  # unclosed thought
+        ("abc", (0, 0), (0, 0), (), False),  # unclosed reasoning
         ("abc<answer>Up</answer>", (0, 0), (0, 0), (), False),
-        ("</think><answer>Up</answer>", (0, 0), (2, 3), ("Up",), True),  # empty thought
+        ("</think><answer>Up</answer>", (0, 0), (2, 3), ("Up",), True),  # empty reasoning
         ("abc</think>", (0, 3), (0, 0), (), False),  # no answer
         ("abc</think>Up", (0, 3), (0, 0), (), False),
         ("abc</think><answer>Up", (0, 3), (0, 0), (), False),  # unclosed answer
@@ -572,9 +574,9 @@ def test_spans_of_a_reply_are_exact(tokenizer):
         ("a</think><answer><answer>Up</answer></answer>", (0, 1), (3, 6), (), False),
         ("<think>a</think><answer>Up</answer>", (0, 2), (4, 5), ("Up",), True),  # a second <think>
         ("a</think></think><answer>Up</answer>", (0, 1), (0, 0), (), False),
-        # The first </think> ends the thought, so the answer is what follows it.
+        # The first </think> ends the reasoning, so the answer must follow it.
         ("a<think>b</think>c</think><answer>Up</answer>", (0, 3), (0, 0), (), False),
-        ("a</think><answer>Jump</answer>", (0, 1), (3, 7), (), False),  # unknown
+        ("a</think><answer>Jump</answer>", (0, 1), (3, 7), (), False),  # unknown action
         ("a</think><answer>Up||Jump</answer>", (0, 1), (3, 9), ("Up",), False),
         ("a</think><answer>Jump||Up</answer>", (0, 1), (3, 9), ("Up",), False),
         ("a</think><answer>Up||</answer>", (0, 1), (3, 5), ("Up",), False),
@@ -593,8 +595,9 @@ def test_replies_by_hand(tokenizer, text, reasoning, answer, actions, valid):
     [
         ("a</think><answer>1+2</answer>", (0, 1), (3, 6), ("1+2",), True),
         ("a</think><answer>\n1 + 2 \t</answer>", (0, 1), (3, 11), ("1 + 2",), True),
-        ("a</think><answer>1||2</answer>", (0, 1), (3, 6), ("1||2",), True),  # no separator here
-        ("a</think><answer>UP</answer>", (0, 1), (3, 5), ("UP",), True),  # case is kept
+        # there is no separator here
+        ("a</think><answer>1||2</answer>", (0, 1), (3, 6), ("1||2",), True),
+        ("a</think><answer>UP</answer>", (0, 1), (3, 5), ("UP",), True),  # letter case is kept
         ("a</think><answer></answer>", (0, 1), (0, 0), (), False),
         ("a</think><answer> \n</answer>", (0, 1), (3, 5), (), False),
         ("a</think>1+2", (0, 1), (0, 0), (), False),
@@ -677,7 +680,7 @@ def test_llama_template_in_pieces(make_turn):
 
     first = chat.prompt_ids([], "GRID 1")
     turns = [make_turn(first, encode(tokenizer, REPLY + "<|eot_id|>"))]
-    # What the template itself would write, with <think> before each reply.
+    # The template's own text, with <think> before each reply.
     assert chat.text(chat.prompt_ids(turns, "GRID 2")) == tokenizer.apply_chat_template(
         [
             {"role": "user", "content": "GRID 1"},
@@ -706,13 +709,13 @@ def test_chatml_with_a_default_system_message():
     default = "<|im_start|>system\nYou are Qwen.<|im_end|>\n"
     assert chat.text(chat.template.begin("GRID")) == default + user + "GRID" + middle
     assert chat.text(chat.template.next_turn("GRID")) == "<|im_end|>\n" + user + "GRID" + middle
-    # The rules take the place of the default.
+    # The rules replace the default.
     full = chat.text(terse(tokenizer, prompt="full").template.begin("GRID"))
     assert full.startswith("<|im_start|>system\n" + RULES) and "Qwen" not in full
 
 
 def test_a_reply_starts_as_the_generation_prompt_says():
-    # Not as the template writes the head of an earlier reply.
+    # The template writes another head before earlier replies.
     template = CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant", "{{ '<|im_start|>assistant now")
     chat = terse(bpe(template=template))
     prompt = "<|im_start|>user\nGRID<|im_end|>\n<|im_start|>assistant now\n<think>"
@@ -723,9 +726,9 @@ def test_a_reply_starts_as_the_generation_prompt_says():
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[-1]['content'] }}",  # shows the last message alone
+        "{{ messages[-1]['content'] }}",  # shows only the last message
         CHAT_TEMPLATE.replace("message['content']", "message['content'] | lower"),
-        CHAT_TEMPLATE + "{{ messages[-1]['content'] }}",  # shows one twice
+        CHAT_TEMPLATE + "{{ messages[-1]['content'] }}",  # shows a message twice
         "{% for m in messages | reverse %}{{ m['content'] + '<|im_end|>' }}{% endfor %}",
     ],
 )
@@ -736,7 +739,8 @@ def test_a_template_that_does_not_show_its_messages_is_refused(template):
 
 
 def test_a_template_that_puts_the_rules_elsewhere_is_refused():
-    # Before the last user message, as some of Mistral's do: every prompt would repeat them.
+    # Before the last user message, as in some templates of Mistral: every prompt would repeat
+    # the rules.
     template = (
         "{% for m in messages %}{% if m['role'] != 'system' %}<|im_start|>"
         "{{ messages[0]['content'] if loop.last and messages[0]['role'] == 'system' }}"

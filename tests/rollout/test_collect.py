@@ -1,4 +1,4 @@
-"""collect.py: which groups make a step, of episodes made by hand and their real scores."""
+"""collect.py: the groups selected for a step, from handmade episodes and their real scores."""
 
 import dataclasses
 import types
@@ -19,8 +19,9 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def player(make_turn, make_episode):
-    """player(pattern): plays round i as pattern[i], a string with a letter a group: `x` earns
-    differently, `.` the same. Members are two; a group's sampled token is its place of all."""
+    """player(pattern): plays round i as pattern[i], a string with one letter per group: `x` earns
+    different rewards, `.` equal rewards. Groups have two members; the sampled token of a group
+    is its index among all groups played."""
 
     def make(pattern):
         before = np.cumsum([0, *map(len, pattern)])
@@ -45,7 +46,7 @@ def player(make_turn, make_episode):
 
 
 def places(found):
-    """The place among all groups played of each group of the step; checks numbers and members."""
+    """The index, among all groups played, of each group of the step; checks groups and members."""
     episodes = found.episodes
     assert [(e.group, e.member) for e in episodes] == [
         (g, k) for g in range(len(episodes) // 2) for k in range(2)
@@ -58,12 +59,13 @@ def places(found):
 @pytest.mark.parametrize(
     "pattern, max_rounds, expected, rounds",
     [
-        (["x.x.", ".xxx"], 9, [0, 2, 5, 6], 2),  # the picture in collect.py
-        (["xxxx", "xxxx"], 9, [0, 1, 2, 3], 1),  # enough at once
+        (["x.x.", ".xxx"], 9, [0, 2, 5, 6], 2),  # the example in collect.py
+        (["xxxx", "xxxx"], 9, [0, 1, 2, 3], 1),  # the first round is enough
         (["....", ".x..", "x..x", "xxxx"], 9, [5, 8, 11, 12], 4),
-        (["x.x.", "...x", "xxxx"], 2, [0, 1, 2, 7], 2),  # the cap: filled from the earliest
+        # the round limit: filled up from the earliest groups
+        (["x.x.", "...x", "xxxx"], 2, [0, 1, 2, 7], 2),
         (["....", "...."], 2, [0, 1, 2, 3], 2),  # nothing to learn from
-        (["..x."], 1, [0, 1, 2, 3], 1),  # one round is left as it is
+        (["..x."], 1, [0, 1, 2, 3], 1),  # a single round stays as it is
     ],
 )
 def test_groups_of_a_step_by_hand(player, pattern, max_rounds, expected, rounds):
@@ -71,7 +73,7 @@ def test_groups_of_a_step_by_hand(player, pattern, max_rounds, expected, rounds)
     found = collect_groups(play, differ_in_reward, wanted=4, max_rounds=max_rounds)
     assert places(found) == expected
     everything = dataclasses.replace(found, episodes=found.played)
-    assert places(everything) == list(range(4 * rounds))  # dropped ones included
+    assert places(everything) == list(range(4 * rounds))  # including the dropped groups
     assert found.rounds == len(play.rounds) == rounds
     assert found.informative_N.tolist() == [letter == "x" for letter in "".join(pattern[:rounds])]
     assert found.metrics() == {
@@ -108,7 +110,7 @@ def test_too_few_groups_and_wrong_judgements_are_refused(player):
 
 
 def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, make_episode):
-    """All failed, but one wrote too much, or what cannot be read; through `collect`."""
+    """All members fail, but one reply is too long or not valid. Tested through `collect`."""
     config = base.get_config()
     config.rollout.update(groups=2, group_size=2, max_new_tokens=8)
     config.reward.overlong_buffer = 4

@@ -1,4 +1,4 @@
-"""rollout/env_calls.py: what raises, hangs or returns nonsense ends its own episode alone."""
+"""env_calls.py: if an environment raises, hangs or returns nonsense, only that episode ends."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ SERIAL, TIMED = Limits(), Limits(time_limit=0.5, workers=3)
 
 
 class Evil:
-    """An environment of which the states that `is_bad` picks do something else, where it says."""
+    """An environment that misbehaves in the method `where`, in the states that `is_bad` picks."""
 
     def __init__(self, environment, where, does, is_bad):
         self._environment, self._where, self._does = environment, where, does
@@ -66,7 +66,7 @@ class Evil:
 
 
 class Count:
-    """Adds what it is told to; ten ends it."""
+    """Adds the numbers of its actions; the episode ends at ten."""
 
     actions, instructions = (), "Add."
 
@@ -127,8 +127,8 @@ NONSENSE = {
     "bytes": (lambda: b"room", "got bytes"),
 }
 PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
-TOO_LARGE = np.broadcast_to(np.uint8(0), (4097, 4096, 3))  # takes no memory
-OF_IMAGES = {  # text, images, what is said
+TOO_LARGE = np.broadcast_to(np.uint8(0), (4097, 4096, 3))  # a broadcast view, so it takes no memory
+OF_IMAGES = {  # name -> (text, images, error message)
     "number": (3, (), "TypeError: Observation.text must be a str, got int"),
     "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
     "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
@@ -187,8 +187,8 @@ def test_what_comes_of_a_reply(limits):
     assert first == StepResult(9, ("4", "2"), 6.0, {"success": False}, False, "now 9")
     assert second == StepResult(
         10, ("4", "3"), 7.0, {"success": True}, True, ""
-    )  # over: nothing shown
-    assert third == StepResult(1, ("1",), 1.0, {"success": False}, False, "")  # no action left
+    )  # the episode is over, so there is no observation
+    assert third == StepResult(1, ("1",), 1.0, {"success": False}, False, "")  # no action is left
     assert none == StepResult(5, (), 0.0, {}, False, "now 5")
     assert begin(Count(), [4, 2], limits) == [4, 2]
     assert observe(Count(), [4, EnvFailure("e", "t"), 2], limits) == [
@@ -258,7 +258,7 @@ def test_an_identity_that_is_no_text_is_named(identity):
 @pytest.mark.fast
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped(143)])
 def test_a_signal_ends_the_run_and_not_an_episode(error):
-    """Handlers of signals raise in the main thread; no other thread gets any."""
+    """Signal handlers raise in the main thread; no other thread receives a signal."""
     environment = Evil(Count(), "step", raises(error), lambda seed: True)
     with pytest.raises(type(error)):
         act(environment, [asked((1, True), "1")], SERIAL)
@@ -317,14 +317,14 @@ def test_images_are_shown_and_stay_what_they_were():
     )
     (shown,) = observe(most, [(0, True)], SERIAL)
     assert len(shown.images) == MAX_IMAGES
-    # A mark in a text alone is a letter like any other.
+    # In a plain text the image mark is an ordinary character.
     text = Evil(Count(), "render", lambda: f"{IMAGE} is U+FFFC", lambda seed: True)
     assert observe(text, [(0, True)], SERIAL) == [f"{IMAGE} is U+FFFC"]
 
 
 @pytest.mark.fast
 def test_what_hangs_is_given_up_and_the_others_go_on():
-    """Four of ten hang, more than there are workers: each is replaced."""
+    """Four of ten hang, which is more than there are workers: each hanging worker is replaced."""
     environment = Evil(Count(), "step", hangs, lambda seed: seed % 3 == 0)
     states = begin(environment, range(10), TIMED)
     before = threading.active_count()
@@ -334,7 +334,8 @@ def test_what_hangs_is_given_up_and_the_others_go_on():
     assert [isinstance(x, EnvFailure) for x in acted] == [seed % 3 == 0 for seed in range(10)]
     assert all(x.error == "TimeoutError: a step took longer than 0.5 s" for x in acted[::3])
     assert 0.5 <= seconds < 3 and clock.seconds == pytest.approx(seconds, abs=0.1)
-    assert threading.active_count() - before == 4  # those that hang, which nobody waits for
+    # the hanging threads, which are no longer waited for
+    assert threading.active_count() - before == 4
 
 
 @pytest.mark.fast
@@ -358,11 +359,11 @@ def test_environments_that_wait_do_so_together():
     start = time.perf_counter()
     jobs = [asked((0, True), "1") for _ in range(20)]
     act(environment, jobs, Limits(time_limit=5.0, workers=10))
-    assert time.perf_counter() - start < 1.5  # one by one: 4 s
+    assert time.perf_counter() - start < 1.5  # one after the other they would take 4 s
 
 
 def play(agent, environment, limits=SERIAL):
-    """Episodes of four problems, four times each."""
+    """Episodes of four problems, played four times each."""
     seeds = [5, 6, 7, 8]
     return rollout(
         agent.model,
@@ -405,7 +406,7 @@ def test_the_other_groups_are_played_as_if_nothing_had_happened(agent, where, do
             assert tokens(mine) == tokens(theirs) and not mine.error
             continue
         assert len(mine.turns) == 1 and mine.turns[0].reward == 0.0 and not mine.success
-        # Where it was a step that broke, a reply without a readable action takes none.
+        # If `step` fails, a reply without a readable action does not call it.
         if where != "step":
             assert mine.error and mine.turns[0].info["error"] == mine.error.splitlines()[-1]
     broken_GK = broken_episodes(evil)

@@ -1,4 +1,4 @@
-"""pool.py: fresh seeds, epochs of a finite pool, and problems passed over."""
+"""pool.py: fresh seeds, epochs of a finite pool, and skipped problems."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.fast
 
 
 def problems(seeds, seed=0):
-    """Numbers in the pool; the high half of an environment seed is the run's."""
+    """Numbers in the pool; the high half of an environment seed is the run's seed."""
     assert all(s >> 32 == seed for s in seeds)
     return [s & 0xFFFFFFFF for s in seeds]
 
@@ -48,7 +48,7 @@ def test_the_order_never_changes():
 def test_a_draw_that_reaches_into_the_next_epoch_has_no_problem_twice():
     found, cursor = draw_many(40, 5, pool=7, seed=1)
     assert all(len(set(drawn)) == 5 for drawn in found)
-    # 200 problems drawn; where one was met again in the same draw its visit was passed over.
+    # 200 problems drawn; if a problem came up again in the same draw, that visit was skipped.
     assert cursor >= 200
     counts = np.bincount(sum(found, []), minlength=7)
     assert counts.min() >= 25
@@ -71,15 +71,15 @@ def test_chances_by_hand():
 
 
 def test_passed_over_as_often_as_told():
-    # One problem in two visits, one in four, one in ten; the others always.
+    # One problem is played in half of its visits, one in a quarter, one in a tenth, others always.
     streak_P = np.array([1, 2, 9, 0, 0, 0])
     chance_P = play_chances(streak_P, explore=0.5, least=0.1)
     found, cursor = draw_many(4000, 1, pool=6, chance_P=chance_P)
     epochs = cursor / 6
     share_P = np.bincount(sum(found, []), minlength=6) / epochs
-    # Four standard errors of a share over 1,000 epochs are at most 0.064.
+    # Four standard errors of a fraction over 1,000 epochs are at most 0.064.
     np.testing.assert_allclose(share_P, [0.5, 0.25, 0.1, 1, 1, 1], atol=0.064)
-    # Passing over is decided anew each epoch, and for each problem by itself.
+    # Skipping is drawn anew for each epoch and each problem.
     assert draw_many(50, 6, pool=6)[0] != draw_many(50, 6, pool=6, chance_P=chance_P)[0]
 
 
@@ -97,7 +97,7 @@ def test_streaks_by_hand():
     streak_P = count_visits(streak_P, [high + 3, high + 0, high + 1], [False, False, True])
     np.testing.assert_array_equal(streak_P, [1, 0, 0, 2])
     assert streak_P.dtype == np.int32
-    np.testing.assert_array_equal(first, 0)  # what a checkpoint may hold is not changed
+    np.testing.assert_array_equal(first, 0)  # an array from a checkpoint must not change
 
 
 def test_more_groups_than_problems_are_refused():

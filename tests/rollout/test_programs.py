@@ -1,5 +1,5 @@
-"""How many programs 200 steps of varying lengths meet: of rollouts without the model, and of the
-updates on what they played."""
+"""The number of programs that 200 steps of varying lengths need: rollouts without a model, and the
+updates on their episodes."""
 
 import collections
 import dataclasses
@@ -19,14 +19,14 @@ from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.update import buckets
 
 STOP = 1
-GROUPS, MEMBERS, TURNS, TOKENS = 8, 16, 5, 400  # of the paper
+GROUPS, MEMBERS, TURNS, TOKENS = 8, 16, 5, 400  # from the paper
 MINIBATCHES, MICRO_BATCH = 4, 4
-PROMPT, OBSERVATION = (780, 830), (180, 221)  # tokens, from and below
+PROMPT, OBSERVATION = (780, 830), (180, 221)  # token counts, [low, high)
 
 
 @dataclasses.dataclass
 class Met:
-    """The shapes of programs that a stand-in of the model was asked for."""
+    """Stand-in for the model that counts the shapes of the requested programs."""
 
     rng: np.random.Generator
     shapes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
@@ -46,8 +46,8 @@ class Met:
         return SimpleNamespace(tokens_BT=tokens_BT, logp_BT=logp_BT, count_B=count_B, reply=rows)
 
     def replies(self, budget_B, most):
-        """(tokens, log-probs, counts) of up to `most` tokens a row; the mean is 0.3 of the limit,
-        wherever a reply stands, since it is geometric."""
+        """(tokens, log-probs, counts) of up to `most` tokens per row. The length is geometric,
+        so the mean of the remaining length is always 0.3 of the limit."""
         length_B = self.rng.geometric(1 / (0.3 * TOKENS), len(budget_B))
         count_B = np.minimum(length_B, np.minimum(budget_B, most))
         tokens_BT = np.full((len(budget_B), most), 2, np.int32)
@@ -85,7 +85,7 @@ class Chat:
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """Over behind a reply with some chance; its state is the length of the first prompt."""
+    """Ends after each reply with probability `ends`; its state is the first prompt's length."""
 
     ends: float
 
@@ -98,11 +98,11 @@ class Game:
 
 @dataclasses.dataclass
 class MetInSlots:
-    """The same of slots, whose replies have a length of their own each."""
+    """The same for slots, where each reply has its own length."""
 
     rng: np.random.Generator
     shapes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-    length: dict = dataclasses.field(default_factory=dict)  # key of a reply: its tokens
+    length: dict = dataclasses.field(default_factory=dict)  # key of a reply -> its number of tokens
 
     def empty_page(self, model, params, *, rows, positions):
         return rows, positions
@@ -135,13 +135,13 @@ class MetInSlots:
 
 
 def met(monkeypatch, ends, steps=200, **served):
-    """{program: how many shapes of it so many steps meet}."""
+    """{program: number of shapes of it in this number of steps}."""
     shapes = met_shapes(monkeypatch, ends, steps, **served)
     return collections.Counter(program for program, *_ in shapes)
 
 
 def met_shapes(monkeypatch, ends, steps, **served):
-    """(program, shapes) that so many steps meet, and how often."""
+    """{(program, shapes): how often it occurs in this number of steps}."""
     rng = np.random.default_rng(0)
     found = MetInSlots(rng) if served else Met(rng)
     module = pages if served else play
@@ -175,7 +175,7 @@ def met_shapes(monkeypatch, ends, steps, **served):
 @pytest.mark.parametrize("ends, most", [(0.1, 41), (0.3, 45)])
 def test_two_hundred_steps_of_the_lock_step_meet_no_more_programs(monkeypatch, ends, most):
     programs = met(monkeypatch, ends)
-    # What a grid of half as many lengths would save, and cost, is in benchmarks/NOTES.md.
+    # benchmarks/NOTES.md has the saving and the cost of a grid with half as many lengths.
     assert set(programs) == {"prefill", "extend", "decode", "update"}
     assert sum(programs.values()) <= most, programs
     assert programs["update"] <= 9
@@ -203,7 +203,7 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
     )
     lengths = expected.ProgramLengths(
         prompts=tuple(PROMPT[1] + turn * (TOKENS + OBSERVATION[1]) for turn in range(TURNS)),
-        news=(1, *OBSERVATION),  # behind the same rules little may differ
+        news=(1, *OBSERVATION),  # with unchanged rules, little may differ
     )
     listed = expected.expected_programs(
         *(model, params, sizes, lengths),
@@ -228,4 +228,4 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
             found.add((name, tuple(map(page, args[2])), rows, chunk))
     met_in = met_shapes(monkeypatch, 0.1, steps=3, slots=96)
     assert {shape for shape in met_in if shape[0] != "update"} <= found
-    assert listed[-1].lower().out_info is not None  # any of them can be compiled from it
+    assert listed[-1].lower().out_info is not None  # each can be compiled from its entry

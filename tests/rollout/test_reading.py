@@ -1,4 +1,4 @@
-"""Replies read at once, as they were read token by token (benchmarks/reading.py keeps how)."""
+"""Replies parsed at once, compared with parsing token by token (kept in benchmarks/reading.py)."""
 
 import functools
 import time
@@ -20,8 +20,8 @@ SUM = SimpleNamespace(actions=(), instructions="Write a sum.")
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 MEMBERS = dict.fromkeys(("reset", "render", "identity", "step"), print)
 FINDER = SimpleNamespace(actions=(), instructions="Find it.", tools=(TOOL,), **MEMBERS)
-# What a reply is made of: tags whole and torn, all that some language calls whitespace, actions,
-# letters of several bytes.
+# Parts of replies: whole and broken tags, all characters that some language calls whitespace,
+# actions, letters of several bytes.
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>"]
 PIECES += [
     "</thi",
@@ -44,7 +44,7 @@ WELL_FORMED = "so</think> \n<answer>Up</answer>\n"
 
 @functools.cache
 def chats(name):
-    """Chats of one family: of a game, of texts, and with tools where its template knows them."""
+    """Chats of one family: a game, text answers, and tools if its template supports them."""
     tokenizer = family(name).tokenizer
     format = ChatFormat(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
     made = [make_chat(tokenizer, GAME, format), make_chat(tokenizer, SUM, format)]
@@ -68,7 +68,8 @@ near = st.tuples(texts, st.sampled_from(["answer", "tool_call"]), texts).map(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whatever_was_sampled_is_read_as_token_by_token(name):
     tokenizer = family(name).tokenizer
-    ids = st.integers(0, len(tokenizer) + 5)  # beyond the tokenizer, too: an embedding may be
+    # some ids are beyond the tokenizer, because an embedding may be larger
+    ids = st.integers(0, len(tokenizer) + 5)
 
     @settings(deadline=None, max_examples=150)
     @given(texts | inside | near, st.lists(st.tuples(st.integers(0, 40), ids), max_size=3))
@@ -95,7 +96,8 @@ def test_what_is_compared_holds_replies_of_all_kinds():
     assert text.read(encode(WELL_FORMED)).valid
     call = finder.read(encode("so</think>\x0b<tool_call>{}</tool_call>\x0c"))
     assert call.calls and call.actions == ("<tool_call>{}</tool_call>",)
-    assert not game.read(encode("so</think>\x85<answer>Up</answer>")).valid  # no space in bytes
+    # \x85 is no whitespace in bytes
+    assert not game.read(encode("so</think>\x85<answer>Up</answer>")).valid
     assert not game.read([]).valid and not game.read(np.zeros(0, np.int32)).valid
 
 
@@ -111,7 +113,7 @@ def test_tags_that_overlap_or_repeat_are_read_as_token_by_token(answer):
 
 @pytest.mark.parametrize("piece", ["</think><answer>", " ", "Up||", "<tool_call>{"])
 def test_the_time_of_a_long_reply_grows_with_its_length(piece):
-    """50,000 pieces, of which a pass over all of the rest at each would take hours."""
+    """50,000 pieces: a pass over the whole rest for each of them would take hours."""
     encode = functools.partial(family("qwen").tokenizer.encode, add_special_tokens=False)
     sampled = [*encode("so</think>"), *encode(piece) * 50_000]
     start = time.perf_counter()

@@ -67,7 +67,7 @@ def next_logits(policy, ids):
 
 
 def naive_reply(policy, prompt, key, *, budget, temperature):
-    """The same reply by full forward passes and Gumbel-max."""
+    """The same reply by full forward passes and Gumbel-max sampling."""
     ids, logps = list(prompt), []
     for index in range(budget):
         scaled = np.asarray(next_logits(policy, ids)) / temperature
@@ -95,7 +95,7 @@ def test_decode_equals_sampling_by_full_forward_passes(policy, members, temperat
         assert not np.any(found.tokens_BT[row, count:])
         assert not np.any(found.logp_BT[row, count:])
         stops += ids[-1] == STOP
-    assert 0 < stops or members == 1  # both ways of ending occur
+    assert 0 < stops or members == 1  # both ways to end occur
 
 
 def test_rows_have_their_own_budgets_and_padding_rows_sample_nothing(policy):
@@ -111,7 +111,8 @@ def test_rows_have_their_own_budgets_and_padding_rows_sample_nothing(policy):
         keys,
         np.array([0, 1, 3, 6], np.int32),
         np.float32(1.0),
-        settings=sample.DecodeSettings(max_tokens=6, stop_ids=(V + 1,)),  # never sampled
+        # this token is never sampled
+        settings=sample.DecodeSettings(max_tokens=6, stop_ids=(V + 1,)),
     )
     assert found.count_B.tolist() == [0, 1, 3, 6]
     assert found.reply.length_N.tolist() == [0, 0, 2, 5]  # the last token is not in the cache
@@ -147,7 +148,7 @@ def test_keys_differ_by_seed_member_turn_and_run_but_not_by_place():
 
     seeds, members = [3, 3, 4, 3 + (1 << 32)], [0, 1, 0, 0]
     keys = data(run, seeds, members, 0)
-    assert len(set(keys)) == 4  # the high half of a seed counts too
+    assert len(set(keys)) == 4  # the high half of a seed matters
     assert data(run, seeds[::-1], members[::-1], 0) == keys[::-1]
     assert not set(keys) & set(data(run, seeds, members, 1))
     assert not set(keys) & set(data(jax.random.key(2), seeds, members, 0))
@@ -165,7 +166,7 @@ def test_sampled_frequencies_follow_the_softmax(policy):
 
 @pytest.mark.slow
 def test_rare_tokens_are_drawn_as_often_as_they_are_likely(policy):
-    """2.8e8 draws of a token of probability 5e-8: 14 are due."""
+    """2.8e8 draws of a token of probability 5e-8: 14 are expected."""
     likely = float(np.log1p(-5e-8) - np.log(5e-8))
     keys = jax.random.split(jax.random.key(0), 2800)
 
@@ -187,7 +188,7 @@ def test_rare_tokens_are_drawn_as_often_as_they_are_likely(policy):
         (dict(top_k=0, top_p=0.51, min_p=0.0), [0, 1]),
         (dict(top_k=0, top_p=0.75, min_p=0.0), [0, 1]),
         (dict(top_k=0, top_p=1.0, min_p=0.28), [0, 1, 2]),
-        (dict(top_k=3, top_p=0.8, min_p=0.0), [0, 1]),  # of the 3 kept: 0.56, 0.28, 0.17
+        (dict(top_k=3, top_p=0.8, min_p=0.0), [0, 1]),  # of the 3 kept tokens: 0.56, 0.28, 0.17
         (dict(top_k=99, top_p=1.0, min_p=0.0), [0, 1, 2, 3]),
     ],
 )
@@ -229,7 +230,7 @@ def test_extend_continues_exactly_where_a_reply_ended(policy):
 
 
 def test_the_cache_shrinks_when_its_longest_row_has_finished(policy):
-    """A long prompt's episode ends; the shorter one goes on in a cache of fewer positions."""
+    """The episode with a long prompt ends; the shorter one continues in a smaller cache."""
     model, params = policy
     rng = np.random.default_rng(0)
     tokens, length = rng.integers(0, V, (2, 24)).astype(np.int32), np.array([24, 4], np.int32)

@@ -1,4 +1,4 @@
-"""Episodes in slots: the same as turn by turn, whatever is served together with what."""
+"""Episodes in slots: equal to turn-by-turn play, whatever episodes are served together."""
 
 import dataclasses
 import functools
@@ -29,13 +29,13 @@ from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
 
-SEED = 2**31 - 2  # of a run: its problems' seeds have 63 bits
+SEED = 2**31 - 2  # run seed; its problems' seeds have 63 bits
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=12)
 
 
 @functools.cache
 def played_by(name, context, **limits):
-    """(model, params, task) of an environment, whose replies end after anything from 1 token on."""
+    """(model, params, task) of an environment; replies end after any number of tokens from 1 on."""
     environment = ENVS[name]()
     tokenizer = build_tokenizer(environment.words)
     config = ModelConfig(
@@ -109,9 +109,10 @@ def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
     model, params, task = played_by(name, context, **dict(limits))
     theirs = collected(model, params, task)
     lengths = {len(turn.sampled) for episode in theirs for turn in episode.turns}
-    assert min(lengths) < 4 and max(lengths) == 12  # rows do wait for others
+    assert min(lengths) < 4 and max(lengths) == 12  # some rows wait for others
     assert min(episode.seed for episode in theirs) > 2**62
-    # All at once, and slots that do not divide the episodes; chunks that do not divide a reply.
+    # All episodes at once; slots that do not divide the episodes; chunks that do not divide a
+    # reply.
     for served in (dict(chunk=5), dict(slots=8, chunk=12)):
         assert_same(model, params, task, collected(model, params, task, **served), theirs)
 
@@ -128,9 +129,10 @@ def test_truncated_sampling_is_the_same():
 
 
 class Waiting:
-    """An environment whose steps wait until the device has gone on with other rows.
+    """An environment whose steps wait until the device has decoded other rows.
 
-    For ever, if it never does: the limit is for code that has the device wait for them.
+    A step would wait forever if the device never did. The timeout catches code in which the device
+    waits for the steps.
     """
 
     def __init__(self, environment, gone_on):
@@ -148,7 +150,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     model, params, task = played_by("frozen_lake", "full")
     task = types.SimpleNamespace(**vars(task))
     chat = task.settings.chat
-    # Every reply runs an action, which tells when its step is taken.
+    # Every reply runs an action, which shows when its step is taken.
     action = task.settings.environment.actions[0]
     read = type(chat).read
     monkeypatch.setattr(
@@ -162,7 +164,8 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
 
     def seen(*args, **settings):
         calls.append(int((np.asarray(args[3].budget_B) > 0).sum()))
-        if len(calls) == 2:  # the first replies have stopped, and their steps are under way
+        # the first replies have stopped, and their environment steps are running
+        if len(calls) == 2:
             gone_on.set()
         return decode(*args, **settings)
 
@@ -181,7 +184,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
         model, params, task, Clock(), environment=waiting, limits=limits, slots=30, chunk=3
     )
     assert_same(model, params, task, ours, theirs)
-    assert calls[0] == 30 and 0 < calls[1] < 30  # without the rows that wait
+    assert calls[0] == 30 and 0 < calls[1] < 30  # without the waiting rows
     assert waiting.add_wait == sum(len(t.actions) for e in ours for t in e.turns) > 0
 
 
@@ -312,7 +315,7 @@ def test_a_first_prompt_as_expected_sizes_the_cache_and_changes_no_episode(monke
     sizes = pages.cache_sizes
     monkeypatch.setattr(slots, "cache_sizes", lambda **x: expected.append(x) or sizes(**x))
     theirs = collected(model, params, task, slots=8)
-    for tokens in (9, 200):  # shorter and longer than they are
+    for tokens in (9, 200):  # shorter and longer than the actual news
         ours = collected(model, params, task, slots=8, first_prompt=tokens)
         assert_same(model, params, task, ours, theirs)
     assert [x["prompt"] for x in expected[1:]] == [9, 200] and 9 < expected[0]["prompt"] < 200
@@ -327,7 +330,8 @@ def test_sizes():
     chunks = ((0, 400), (0, 22), (7, 22), (99, 22))
     found = [sizes(chunk=chunk, max_new_tokens=n).chunk for chunk, n in chunks]
     assert found == [50, 22, 7, 22]
-    # A first prompt in a page, an eighth of a power of two; later ones grow by half of all.
+    # The first page holds the prompt, in eighths of a power of two; later pages grow by half of
+    # the total.
     for prompt, lengths in {
         50: [56, 56, 56, 56, 112, 168, 224, 336, 504, 784],
         830: [896, 896, 896, 896, 1024, 1024],
@@ -338,7 +342,7 @@ def test_sizes():
     assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [*((8,), (16, 32, 56), (56, 112, 224))]
     one = sizes(prompt=830)
     assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 112, 224, 224]
-    # Slots, episodes: rows of a cache, those that few episodes are left in among them.
+    # (slots, episodes) -> rows of a cache, including the smaller counts for the last episodes.
     assert [sizes(*numbers).rows for numbers in ((0, 128), (100, 300), (128, 60), (1024, 400))] == [
         (64, 128),
         (64, 100),
@@ -370,7 +374,8 @@ def test_attention_in_blocks_is_attention(monkeypatch, rows):
     looked_up = [(sk, sv, n, order) for sk, sv, n in memory] if rows else memory
     found = attention.attend(q, k, v, looked_up)
     np.testing.assert_allclose(found, whole, atol=2e-6)
-    shared = [(sk[:2], sv[:2], n[:2]) for sk, sv, n in memory]  # two rows each read one
+    # each cached row is read by two rows
+    shared = [(sk[:2], sv[:2], n[:2]) for sk, sv, n in memory]
     monkeypatch.setattr(attention, "WHOLE", 10**6)
     whole = attention.attend(q, k, v, shared)
     monkeypatch.undo()
@@ -378,7 +383,7 @@ def test_attention_in_blocks_is_attention(monkeypatch, rows):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layers", [2, 5])  # one by one, and as a scan
+@pytest.mark.parametrize("layers", [2, 5])  # unrolled, and as a scan
 def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     config = ModelConfig(
         vocab_size=40,
@@ -413,7 +418,7 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
         read = chunks.read.lower(model, params, held, ints(R), ints(R), ints(R, E))
         decode, fold, read = (x.compile().memory_analysis() for x in (decode, fold, read))
     assert fold.alias_size_in_bytes == largest
-    # A scan takes a layer out of its stack.
+    # A scan copies a layer out of its stack.
     for found, whole in ((decode, size), (fold, largest)):
         assert found.temp_size_in_bytes < whole * (0.4 if layers > 4 else 0.2)
     assert read.temp_size_in_bytes - size / layers * (layers > 4) < (

@@ -1,4 +1,4 @@
-"""transcript.py: turns as OpenAI messages, and which of them give back the ids."""
+"""transcript.py: turns as OpenAI messages, and which messages reproduce the ids."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def rows(chat, turns):
 
 
 def exact(chat, turns):
-    """(prompt_exact, reply_exact) of each turn, found by a reader of the file as it might do it."""
+    """(prompt_exact, reply_exact) of each turn, computed as a reader of the file might do it."""
     tokenizer, found = chat.template.tokenizer, []
     for row, turn in zip(rows(chat, turns), turns, strict=True):
         *shown, reply = row["messages"]
@@ -82,7 +82,7 @@ def test_the_template_gives_back_the_ids(name, context, prompt, play):
     messages = ["P_#\n_X√", "P O\n1 2", "the box is Up", "想 é"]
     turns = play(chat, messages, [chat.reply_ids(REPLY)] * 4)
     lead = "<think>\n" if name == "deepseek" else "<think>"
-    # Where the tag is no token of its own, it may join the first letters of a reply behind it.
+    # If the tag is not a separate token, it may merge with the first letters of the reply after it.
     tagged, apart = TOKENIZERS[name].encode(lead + REPLY), TOKENIZERS[name].encode(lead)
     apart = apart + TOKENIZERS[name].encode(REPLY) == tagged
     assert apart == (name in ("tiny", "qwen", "deepseek"))
@@ -138,7 +138,7 @@ def test_how_a_reply_ended_is_told(play):
     assert [row["end"] for row in rows(chat, turns)] == [
         *("closed", "truncated", "other stop", "closed", "truncated")
     ]
-    # The prompt closes a reply that was cut off, and shows the other token before it does.
+    # The prompt closes a reply that was cut off; before that it shows the other stop token.
     assert exact(chat, turns) == [(True, True)] * 3 + [(False, True)] * 2
     assert [row["messages"][-1]["content"] for row in rows(chat, turns)] == [
         *[f"<think>{REPLY}"] * 3,
@@ -185,7 +185,7 @@ START, END = "<|vision_start|>", "<|vision_end|>"
 
 
 def seen(chat, make_turn, *parts, message, images=(), before=(), reply=REPLY):
-    """A turn whose prompt is of `parts`, behind the ids of what was `before`."""
+    """A turn whose prompt is `parts`, after the ids of the turns `before`."""
     prompt = np.append(np.array(before, np.int32), pieces(chat, *parts))
     turn = make_turn(prompt, chat.reply_ids(reply), message=message)
     return dataclasses.replace(turn, images=images)
@@ -235,7 +235,7 @@ def test_messages_that_show_images_are_lists_of_parts(make_turn):
     ]
     assert [row["messages"] for row in rows] == [shown[:2], shown[:4], shown]
     assert all(row["prompt_exact"] and row["reply_exact"] for row in rows)
-    # So it is for a reader, whose template takes the parts as they are in the file.
+    # A reader whose template takes the parts as they are in the file gets the same ids.
     tokenizer = chat.template.tokenizer
     for row, turn in zip(rows, (first, second, third), strict=True):
         asked = tokenizer.apply_chat_template(
@@ -249,10 +249,10 @@ def test_messages_that_show_images_are_lists_of_parts(make_turn):
 @pytest.mark.parametrize(
     "parts, message",
     [
-        ((USER, "see ", START, 4, END, START, 4, END, AGENT), f"see {IMAGE}"),  # one too many
-        ((USER, "see ", START, END, AGENT), f"see {IMAGE}"),  # none
+        ((USER, "see ", START, 4, END, START, 4, END, AGENT), f"see {IMAGE}"),  # one image too many
+        ((USER, "see ", START, END, AGENT), f"see {IMAGE}"),  # no image
         ((USER, "see ", START, 4, END, " P", AGENT), f"see {IMAGE} O"),  # other text
-        ((USER, START, 4, END, "see ", AGENT), f"see {IMAGE}"),  # elsewhere
+        ((USER, START, 4, END, "see ", AGENT), f"see {IMAGE}"),  # image in another place
     ],
 )
 def test_prompts_that_show_images_otherwise_are_told(make_turn, parts, message):
@@ -262,7 +262,7 @@ def test_prompts_that_show_images_otherwise_are_told(make_turn, parts, message):
 
 
 def test_a_text_that_reads_as_an_image_is_told(make_turn):
-    """To us it is text, to the template it would be an image."""
+    """The chat reads it as text, but the template would read it as an image."""
     chat = seeing_chat(GAME)
     hostile = f"{IMAGE} {START}<|image_pad|>{END}"
     prompt = [*pieces(chat, USER, START, 4, END, " "), *chat.template.plain(hostile[2:])]

@@ -1,4 +1,4 @@
-"""wire.py: episodes come out of the bytes as they went in, and nothing in the bytes is run."""
+"""wire.py: episodes survive the round trip through bytes, and no code in the bytes is run."""
 
 import dataclasses
 import pickle
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.fast
 
 
 def random_images(rng, most):
-    """Up to so many of different shapes, some of which are the same."""
+    """Up to `most` images of different shapes; some are equal."""
     shapes = [(1, 1, 3), (3, 2, 3), (2, 3, 3), (40, 56, 3)]
     drawn = [rng.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
-    again = np.zeros((2, 3, 3), np.uint8)  # the same bytes as another shape's
+    again = np.zeros((2, 3, 3), np.uint8)  # the same bytes as an image of another shape
     images = [*drawn, again, again.reshape(3, 2, 3).copy(), again.transpose(1, 0, 2)]
     return tuple(images[i] for i in rng.integers(len(images), size=int(rng.integers(most + 1))))
 
