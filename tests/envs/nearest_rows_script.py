@@ -1,10 +1,10 @@
-"""Finds the nearest rows on a mesh of all devices, and compares with NumPy's exact search.
+"""Find the nearest rows on a mesh of all devices, and compare with NumPy's exact search.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/envs/nearest_rows_script.py FILE.npy DTYPE QUERIES K DATA,FSDP,TENSOR
 
-Run by tests/envs/test_search_qa_dense.py in a process of its own, because the number of devices is
-fixed when JAX starts. Prints one JSON object: devices, the share of queries whose K rows are
+Run by tests/envs/test_search_qa_dense.py in a separate process, because the number of devices is
+fixed when JAX starts. Prints one JSON object: devices, the fraction of queries whose K rows equal
 NumPy's in its order, and the largest difference of their scores.
 """
 
@@ -20,7 +20,7 @@ from ragen_jax.envs.search_qa.vectors import open_vectors
 
 
 def exact(matrix_ND, query_QD, k):
-    """(score_QK, row_QK) by NumPy; of equal scores the lower row."""
+    """(score_QK, row_QK) by NumPy; for equal scores, the lower row comes first."""
     score_QN = query_QD @ matrix_ND.T
     row_QK = np.argsort(-score_QN, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(score_QN, row_QK, 1), row_QK

@@ -1,4 +1,4 @@
-"""Bandit: answers by hand and hostile ones, what arms pay, the expert, the generator, splits."""
+"""Bandit: answers by hand and hostile answers, pay of arms, the expert, the generator, splits."""
 
 import dataclasses
 import hashlib
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.fast
 SURE, RISKY = Arm("Red Table", 10, 100), Arm("Blue Window", 100, 25)
 PROBLEM = State((SURE, RISKY))
 
-# sha256 of the observations of seeds 0..49 with default options. Whoever changes it changes every
-# problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options. A different digest means that
+# every problem has changed, and with it warm starts, evaluation sets and resumed runs.
 PROBLEMS_0_TO_49 = "a4b3b25ef04b8b06e8009d25d9e7ba1e364df19cccecf5f4d8e362e842e84dbc"
 
 
@@ -42,7 +42,7 @@ def problems_digest() -> str:
 
 
 class Uniform:
-    """A generator that draws one given number."""
+    """A generator that always draws a given number."""
 
     def __init__(self, value):
         self.value = value
@@ -280,7 +280,7 @@ def test_arms_pay_on_their_share_of_the_unit_interval():
 
 @pytest.mark.medium
 def test_pay_is_as_frequent_as_told_with_the_generators_of_a_rollout():
-    """Members of many groups, as rollout/play.py starts them, over pulls that follow each other."""
+    """Members of many groups, as rollout/play.py starts them, over successive pulls."""
     pulls, members = 8, 250
     env = Bandit(pulls=pulls, sure=(5, 95), chance=(5, 95))
     seeds = range(20)
@@ -298,7 +298,7 @@ def test_pay_is_as_frequent_as_told_with_the_generators_of_a_rollout():
         assert set(paid[seed]) <= {0.0, 1.0}
         wins = int(sum(paid[seed]))
         assert binomtest(wins, pulls * members, arm.chance / 100).pvalue > 1e-4
-        # Successive pulls are independent: as many pairs of wins as there should be.
+        # Successive pulls are independent: the number of pairs of wins is as expected.
         pairs = np.array(paid[seed]).reshape(-1, 2).all(1).sum()
         assert binomtest(int(pairs), pulls * members // 2, (arm.chance / 100) ** 2).pvalue > 1e-4
     again = start_plays(seeds, states, [""] * 20, members, jax.random.key(3))[0]
@@ -314,7 +314,7 @@ def test_noise_comes_from_the_generator_alone():
     pairs = [(e, np.random.Generator(np.random.Philox(7))) for e in (env, Bandit())]
     pays = [[e.step(PROBLEM, "Blue Window", rng).reward for _ in range(200)] for e, rng in pairs]
     assert pays[0] == pays[1] and 20 < sum(pays[0]) < 80
-    # One draw an answer, whatever it says.
+    # One draw per answer, whatever it says.
     for answer in ("Blue Window", "Red Table", "neither"):
         rng, twin = (np.random.Generator(np.random.Philox(7)) for _ in range(2))
         env.step(PROBLEM, answer, rng)
@@ -367,11 +367,11 @@ def test_where_pay_is_not_told_the_expert_goes_by_its_pulls():
     assert next_pull((0, 10)) == "Blue Window"
     assert next_pull((0, 10), (1, 0)) == "Grey Bucket"
     three = ((0, 10), (1, 0), (2, 40))
-    assert next_pull(*three) == "Red Table"  # half of the pulls are tries
+    assert next_pull(*three) == "Red Table"  # half of the pulls explore
     assert next_pull(*three, (0, 10)) == "Grey Bucket"
     assert next_pull((0, 10), (1, 100), (2, 40), (1, 0)) == "Blue Window"
     assert next_pull(*three, (None, 0), (1, 100), (1, 100)) == "Blue Window"
-    # Nothing but what was seen has a part in it.
+    # The plan depends only on observed pays.
     changed = tuple(dataclasses.replace(arm, pay=99 - arm.pay % 50) for arm in arms)
     for length in range(4):
         states = (State(arms, three[:length]), State(changed, three[:length]))
@@ -426,7 +426,7 @@ def test_all_that_an_expert_states_is_so(options):
         ("Blue Window expected 0.3 chance .25", (0, 1)),
         ("Red Window pays 0.10", (0, 1)),
         ("Red Table pulled 0 mean 0.10", (1, 2)),
-        ("Red Table is best, pays 0.10", (0, 0)),  # of nothing that is read
+        ("Red Table is best, pays 0.10", (0, 0)),  # the statement names no arm directly
         ("pays 0.10 chance 1.00", (0, 0)),
         ("Red Table pays " + "9" * 5000, (0, 0)),
         ("Red Table" + " ,:" * 2000, (0, 0)),
@@ -507,7 +507,7 @@ def test_every_order_name_pay_and_chance_is_as_likely_as_the_others():
 
 @pytest.mark.medium
 def test_reset_is_pure_and_problems_are_enough():
-    """Different problems of the evaluation set under the defaults, and of the other name pools."""
+    """Distinct problems of the evaluation split, with the defaults and the other name pools."""
     for options in ({}, {"names": "fitting"}, {"names": "misleading", "told": False}):
         env = Bandit(**options, split="eval")
         assert Bandit(**options, split="eval").reset(7) == env.reset(7)

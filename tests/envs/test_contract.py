@@ -1,4 +1,4 @@
-"""envs/types.py is all that the code asks for: a class of no more than that is trained."""
+"""envs/types.py is the whole contract: a class with only its members can be trained."""
 
 import dataclasses
 import inspect
@@ -18,13 +18,13 @@ from ragen_jax.storage.metrics_reader import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A state: the number to be said."""
+    """A state: the number to repeat."""
 
     value: int
 
 
 class Guess:
-    """Say the number that is shown: the members of `Environment`, and no others."""
+    """Say the number that is shown: exactly the members of `Environment`."""
 
     actions = ("1", "2", "3", "4")
     instructions = "Say the number."
@@ -58,14 +58,14 @@ def config(language_model, monkeypatch, tmp_path):
     config.optimizer.update(minibatches=1, micro_batch=2)
     config.diagnose.flow_every = 0
     config.eval.update(episodes=4, every=2)
-    # Random weights say nothing readable, and nothing is learnt from that.
+    # Random weights give no valid replies, so they learn nothing.
     for rule in ("variance", "success", "empty"):
         config.stopping[rule].action = "off"
     return config
 
 
 def documented(protocol):
-    """The members of a protocol and of those that it extends."""
+    """The members of a protocol and of the protocols that it extends."""
     names = {name for c in protocol.__mro__ for name in (*vars(c), *inspect.get_annotations(c))}
     return {name for name in names if not name.startswith("_")}
 
@@ -89,11 +89,11 @@ def test_a_language_model_trains_on_a_minimal_environment(config, tmp_path):
 
 
 def breaking(does, of=3):
-    """A `Guess` that does something else when one problem in so many is shown."""
+    """A `Guess` that does something else for every `of`-th problem of the training split."""
 
     class Breaking(Guess):
         def render(self, state):
-            if (state.value // 2) % of == of - 1 and not self._offset:  # of the training split
+            if (state.value // 2) % of == of - 1 and not self._offset:  # only in the training split
                 does()
             return super().render(state)
 
@@ -109,17 +109,17 @@ def test_what_hangs_costs_its_episodes_alone(config, tmp_path, monkeypatch, caps
     monkeypatch.setitem(envs.ENVS, "guess", breaking(lambda: time.sleep(60)))
     config.env.update(time_limit=0.3, max_error_share=1.0)
     config.rollout.groups = 3
-    config.filter.strategy = "none"  # what is left out then, is left out because it broke
+    config.filter.strategy = "none"  # so groups are left out only because their episodes failed
     start = time.perf_counter()
     assert train.train(config, tmp_path / "run") == 0
     assert time.perf_counter() - start < 60
     rows = rows_of(tmp_path / "run")
     assert [row["rollout/errors"] for row in rows[1:]] == [2, 2]
-    # Of the sound episodes, which are those of two groups of three.
+    # The fraction of the sound episodes, which are two groups of three.
     assert [row["filter/kept_ratio"] for row in rows[1:]] == [1.0, 1.0]
     assert [row["rollout/lost_groups"] for row in rows[1:]] == [1, 1]
     assert all(0.3 <= row["time/environment"] < row["time/rollout"] for row in rows[1:])
-    assert rows[2]["eval/errors"] == 0  # no held-out problem is one of those
+    assert rows[2]["eval/errors"] == 0  # held-out problems never fail
     said = capsys.readouterr().out
     expected = (
         "warning: 2 of 6 episodes of guess failed; the first: TimeoutError: a step took longer"
@@ -150,7 +150,7 @@ def test_as_many_wait_at_a_time_as_there_are_workers(config, tmp_path, monkeypat
 
 @pytest.mark.long
 def test_a_run_stops_where_too_much_breaks(config, tmp_path, monkeypatch, capsys):
-    """A third of the episodes: within a share of 0.34, beyond one of 0.33."""
+    """A third of the episodes fail: below a limit of 0.34, above a limit of 0.33."""
 
     def does():
         raise RuntimeError("the engine is gone")
@@ -166,7 +166,7 @@ def test_a_run_stops_where_too_much_breaks(config, tmp_path, monkeypatch, capsys
     assert "stopped: more than env.max_error_share = 0.33: 2 of 6 episodes of guess failed" in said
     assert "Traceback" in said and 'raise RuntimeError("the engine is gone")' in said
     assert [row["step"] for row in rows_of(tmp_path / "stops")] == [0, 1]
-    # What was learnt is saved: the run goes on from there, to the next step that breaks.
+    # The learnt weights are saved: the run resumes there and stops at the next failing step.
     assert train.train(config, tmp_path / "stops") == 3
     assert [row["step"] for row in rows_of(tmp_path / "stops")] == [0, 1, 2]
 
@@ -190,7 +190,7 @@ def test_what_the_tiny_agent_needs_besides_is_named(config, tmp_path, capsys):
 
 
 def test_a_language_model_is_not_trained_on_terse_prompts(config, language_model, tmp_path, capsys):
-    config.env.prompt = "terse"  # of an environment without words
+    config.env.prompt = "terse"  # this environment lists no words
     with pytest.raises(SystemExit, match="2"):
         train.train(config, tmp_path / "run")
     assert "(guess has no words), but config.env.prompt is 'terse'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Countdown: answers by hand and hostile ones, the solver, the generator, files, splits."""
+"""Countdown: answers by hand, hostile answers, the solver, the generator, files, splits."""
 
 import dataclasses
 import hashlib
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.fast
 
 PROBLEM = Problem((44, 19, 35), 60)
 
-# sha256 of the observations of seeds 0..49 with default options. Whoever changes it changes every
-# problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options. A different digest means that
+# every problem has changed, and with it warm starts, evaluation sets and resumed runs.
 PROBLEMS_0_TO_49 = "7881eaca7c6d753e445c553cf5d05fda2457fd1189bd2ada52269e8c234301cf"
 
 
@@ -38,7 +38,7 @@ def problems_digest() -> str:
 
 
 def all_values(numbers, operators="+-*/") -> set:
-    """Every value of the numbers, each used once, by joining any two until one is left."""
+    """All values of the numbers, each used once, by combining any two until one is left."""
     if len(numbers) == 1:
         return set(numbers)
     found = set()
@@ -214,7 +214,7 @@ def test_limits():
 
 
 def hostile_answers(count: int) -> list[str]:
-    """Answers that would hurt `eval`, or a careless reader: hand-made kinds and mutations."""
+    """Answers that would harm `eval` or a careless parser: handmade answers and mutations."""
     rng = random.Random(0)
     kinds = [
         "9**9**9**9",
@@ -311,7 +311,7 @@ def test_hostile_answers_are_harmless_and_fast():
     for answer in answers:
         reading = evaluate(answer)
         if reading is not None and reading.value is not None:
-            # Python's own value, with every literal made exact: what is left is plain arithmetic.
+            # Python's value with exact literals; the rest is plain arithmetic.
             digits = "".join(c if c.isdigit() else f" {c} " for c in answer)
             exact = " ".join(f"Fraction({w})" if w.isdigit() else w for w in digits.split())
             assert eval(exact, {"Fraction": Fraction}) == reading.value
@@ -323,7 +323,7 @@ def test_hostile_answers_are_harmless_and_fast():
 @given(st.text("0123456789+-*/() ", max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_readable_means_what_python_means(text):
-    """Where both find a value it is the same; what we do not read Python reads otherwise."""
+    """If both find a value, the values are equal; Python reads unreadable answers differently."""
     reading = evaluate(text)
     if reading is None:
         return
@@ -342,7 +342,7 @@ def test_readable_means_what_python_means(text):
 @pytest.mark.medium
 @pytest.mark.parametrize("operators", ["+-", "+*", "+-*/"])
 def test_solver_finds_what_there_is(operators):
-    """Against every value by brute force: reachable targets, and unreachable ones."""
+    """Compared with a brute-force list of all values: reachable and unreachable targets."""
     rng = random.Random(3)
     solved = 0
     for _ in range(6):
@@ -437,7 +437,8 @@ def test_impossible_constraints_are_named(monkeypatch):
 @pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
-    options = {"count": (2, 3), "largest": 9, "targets": (1, 20)}  # so few that many repeat
+    # few enough problems that many repeat
+    options = {"count": (2, 3), "largest": 9, "targets": (1, 20)}
     for split in SPLITS:
         env = Countdown(**options, split=split)
         found[split] = {env.identity(env.reset(seed)) for seed in range(400)}
@@ -471,7 +472,7 @@ def write(path, columns):
 
 @pytest.fixture
 def file(tmp_path):
-    """A file in the format of the public data set, with a column more."""
+    """A file in the format of the public data set, with an additional column."""
     columns = {
         "target": [row.target for row in ROWS],
         "nums": [list(row.numbers) for row in ROWS],
@@ -543,7 +544,7 @@ def test_bad_files_are_named(tmp_path, file, monkeypatch):
 @pytest.mark.medium
 @pytest.mark.parametrize("episodes", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_answers_get_what_they_deserve(episodes):
-    """Random expressions of the right numbers: 1 or 0.1 by a value computed beside."""
+    """Random expressions of the right numbers: 1 or 0.1, by a separately computed value."""
     rng = random.Random(1)
     kinds = [Countdown(split=None), Countdown(operators="+-*/", targets=(1, 20), largest=9)]
     rewards = []

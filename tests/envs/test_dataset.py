@@ -1,4 +1,4 @@
-"""Prompts of a file and functions of one's own: what they may hold and say, and that it trains."""
+"""Prompts from a file and user functions: what they may hold and return, and training on them."""
 
 import copy
 import json
@@ -103,7 +103,7 @@ FUNCTIONS = '''
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The folder of a user, with rows and functions in it, in a cache of its own."""
+    """A user's folder with rows and functions, and a separate cache."""
     (tmp_path / "mine.py").write_text(textwrap.dedent(FUNCTIONS))
     write(tmp_path / "rows.jsonl", ROWS)
     monkeypatch.chdir(tmp_path)
@@ -203,7 +203,7 @@ def test_the_user_answers(own):
     assert environment.render(first.state) == "No, not none."
     second = environment.step(first.state, right, None)
     assert (second.reward, second.done, second.info["success"]) == (1.0, True, True)
-    # A member of the group goes another way from the same state, three replies to its end.
+    # Another member of the group acts differently from the same state, and its third reply ends it.
     other = environment.step(environment.step(first.state, "a", None).state, "b", None)
     assert (other.reward, other.done, other.info["success"]) == (0.25, True, False)
     assert environment.render(state) == shown and environment.identity(other.state) == (
@@ -251,13 +251,13 @@ def test_a_reply_may_call_a_function(own):
         state, f"<tool_call>\n{json.dumps({'name': 'facts'})}\n</tool_call>", None
     )
     assert environment.render(step.state) == '{"name": "all", "of": [1, null]}'
-    # Without the option the same text is an answer like any other.
+    # Without the option the same text is an ordinary answer.
     assert build().tools == () and build().step(state, called("larger", a=1, b=2), None).done
 
 
 def test_a_call_goes_through_the_chat_and_back(own):
-    """What a rollout does: the reply is read, run with the environment's limits, and its result is
-    the next message, in the template's role for it."""
+    """As in a rollout: the reply is parsed and run with the environment's limits, and its result is
+    the next message, in the template's role for results."""
     config = dataset_config.get_config()
     options = dict(path="rows.jsonl", reward="mine:score", tools="mine:TOOLS")
     config.env.options.update(options)
@@ -455,13 +455,13 @@ def test_the_command_that_looks_at_data(own):
 
 
 def blocks():
-    """The blocks of the page, with their language, in order."""
+    """The code blocks of the page, with their languages, in order."""
     return re.findall(r"```(\w+)\n(.*?)```", DOCS.read_text(), re.S)
 
 
 @pytest.fixture
 def documented(own):
-    """The folder with the page's module, and its rows and others like them."""
+    """A folder with the page's module, its rows and similar rows."""
     code = "\n\n".join(text for language, text in blocks() if language == "python")
     (own / "lengths.py").write_text(code)
     lines = next(text for language, text in blocks() if language == "json").splitlines()
@@ -473,7 +473,7 @@ def documented(own):
 
 
 def commands():
-    """The words of the page's commands of training, behind `python -m`."""
+    """The arguments of the page's training commands, after `python -m`."""
     found = [text for language, text in blocks() if language == "bash"]
     return [shlex.split(text.replace("\\\n", " "))[2:] for text in found]
 
@@ -502,13 +502,13 @@ SHORT = [
 
 @pytest.fixture
 def tool_model(language_model, tmp_path):
-    """The small language model with a chat template that shows tools."""
+    """The small language model with a chat template that supports tools."""
     folder = tmp_path / "tool_model"
     shutil.copytree(language_model, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(folder)
-    (folder / "checksums.json").unlink()  # changed on purpose
+    (folder / "checksums.json").unlink()  # the folder changes on purpose
     return folder
 
 
@@ -526,7 +526,7 @@ def test_the_commands_of_the_page_train(documented, number, language_model, tool
 
 @pytest.mark.long
 def test_a_run_that_is_continued_learns_the_same(documented, language_model):
-    """Of rows in a file: two steps at once, and one and one, end in the same figures."""
+    """With rows from a file: two steps at once, and one plus one, give the same figures."""
     words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[0]]
     words += [*SHORT, "--config.model.dtype=float32", "--config.seed=536870911"]
     for steps, folder in ((2, "whole"), (1, "parts"), (2, "parts")):
@@ -558,7 +558,7 @@ def test_tools_need_a_template_that_shows_them(documented, language_model):
 
 @pytest.mark.slow
 def test_the_tiny_agent_learns_a_file(own):
-    """From rows and a function alone: 0.715 -> 0.789 of 256 held-out when written."""
+    """With only rows and a function: 0.715 -> 0.789 of 256 held-out problems when written."""
     numbers = [(a, b) for a in range(60) for b in range(60) if a != b]
     random.Random(0).shuffle(numbers)
     asked = [(f"Which is larger: {a} or {b}?", str(max(a, b))) for a, b in numbers]

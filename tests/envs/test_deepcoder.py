@@ -13,8 +13,8 @@ from ragen_jax.envs.deepcoder.tasks import FAMILIES, partial
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment
 
-# sha256 of the observations of seeds 0..49 with default options and as expressions. Whoever changes
-# it changes every problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options and as expressions. A change of
+# these digests changes every problem, and with them warm starts, evaluation sets and resumed runs.
 PROBLEMS_0_TO_49 = "5f454a00b30b4358c5f88990e93448ef748780d19167882a5e9e21eefa83a465"
 
 
@@ -104,7 +104,7 @@ def test_problems_are_of_every_kind():
     assert {state.about.split()[0] for state in states} == set(FAMILIES)
     assert {test.function for state in states for test in state.tests} == {"", "solve"}
     assert all(len(state.tests) == 8 for state in states)
-    # Nothing that is constant passes more than half.
+    # No constant output passes more than five of eight tests.
     assert (
         max(
             max(map([t.output for t in s.tests].count, [t.output for t in s.tests])) for s in states
@@ -114,7 +114,7 @@ def test_problems_are_of_every_kind():
 
 
 def test_the_expression_of_a_problem_is_what_it_tells():
-    """Read from the text alone."""
+    """Parsed from the text alone."""
     env = DeepCoder(language="expression", steps=(1, 5))
     for seed in range(200):
         state = env.reset(seed)
@@ -214,7 +214,7 @@ def test_an_expression_earns_the_share_of_its_tests():
         ("", None),
         ("```python\nprint(1)\n```", "print(1)"),
         ("so\n```python\n1\n```\nor\n```py\n2\n```\nend", "2"),
-        ("```python\n1\n```\n```python\n2", "1"),  # not closed
+        ("```python\n1\n```\n```python\n2", "1"),  # the code block is not closed
         ("```\n1\n```", None),
         ("```c\n1\n```", None),
         ("```python\n```", ""),

@@ -1,4 +1,4 @@
-"""The attacks of tests/sandbox_attacks.py on every sandbox that holds on this machine."""
+"""The attacks of tests/sandbox_attacks.py on every sandbox that works on this machine."""
 
 import os
 import socket
@@ -15,11 +15,11 @@ from ragen_jax.envs.deepcoder.sandbox import SANDBOXES, SOURCE, find_sandbox
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 ANSWER = "7321-held"
-LIMIT = 0.3  # seconds of those that never end
+LIMIT = 0.3  # seconds, for programs that never end
 
 
 def available():
-    """The best sandbox in every test run, the others in CI's longer tests."""
+    """The best sandbox in every test run, the others only in CI's longer tests."""
     found = []
     for name in SANDBOXES:
         try:
@@ -30,7 +30,7 @@ def available():
 
 
 def left_processes():
-    """Of all that the grader ever started: children of this process, and what nobody waits for."""
+    """Processes left by the grader: children of this process, and orphans."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -44,19 +44,19 @@ def left_processes():
 
 
 def resident():
-    """Bytes of this process's memory."""
+    """The resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def touched(path):
-    """What whoever writes to a file changes."""
+    """The properties that change if anyone writes to the file."""
     stat = path.stat()
     return stat.st_ino, stat.st_mode, stat.st_nlink, stat.st_mtime_ns
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """What is attacked, as the lines that a program reads; checked to be untouched in the end."""
+    """The attacked files, as lines that a program reads; at the end they must be unchanged."""
     folder = tmp_path_factory.mktemp("target")
     folder.chmod(0o777)
     secret = folder / "answer"
@@ -82,10 +82,10 @@ def target(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """No process, no descriptor, and no memory of what a program printed."""
+    """No process, no descriptor, and no memory of a program's output may be left."""
     descriptors, memory = len(os.listdir("/proc/self/fd")), resident()
     yield
-    end = time.monotonic() + 2.0  # for what ends with its parent
+    end = time.monotonic() + 2.0  # for processes that end with their parent
     while left_processes() and time.monotonic() < end:
         time.sleep(0.01)
     assert left_processes() == []
@@ -94,7 +94,7 @@ def nothing_is_left():
 
 
 def check(code, deserved, sandbox, **test):
-    """Grades a program by one test, in little time where it deserves to run out of it."""
+    """Grade a program by one test, with a short time limit if it should run out of time."""
     test = {"input": "", "output": "held", "testtype": "stdin_stdout"} | test
     limit = LIMIT if deserved == "time" else 10.0
     found = grade(code, [test], memory_mb=256, sandbox=sandbox, time_limit_s=limit)

@@ -1,4 +1,4 @@
-"""DeepCoder's files: tests of every form, splits, and what is malformed."""
+"""DeepCoder's files: tests in every form, splits, and malformed files."""
 
 import json
 
@@ -46,12 +46,12 @@ DOUBLE = "```python\nprint(2 * int(input()))\n```"
             None,
             [Test('1\n"x"', "2", "g")],
         ),
-        (  # LiveCodeBench's form wraps nothing: the function returns a list
+        (  # LiveCodeBench's form has no extra list around the value: the function returns a list
             json.dumps([{"input": "1", "output": "[2]", "testtype": "functional"}]),
             {"func_name": "row"},
             [Test("1", "[2]", "row")],
         ),
-        (  # without a name: run as a program, as the released code does
+        (  # without a function name: run as a program, as in the released code
             json.dumps([{"input": "1", "output": "3", "testtype": "functional"}]),
             "{}",
             [Test("1", "3")],
@@ -144,7 +144,7 @@ def test_of_a_folder_test_files_evaluate(cache, capsys):
     assert DeepCoder(path=folder, split="train").reset(7).text.split("\n")[0] in found["train"]
     with pytest.raises(ValueError, match="data, a folder, has no problems to be imitated"):
         DeepCoder(path=folder, split="imitation")
-    # What the folder holds counts, not where it lies.
+    # The cache depends on the folder's contents, not on its path.
     before = len(list((cache / "cache").rglob("deepcoder_*")))
     folder.rename(cache / "other")
     DeepCoder(path=cache / "other")

@@ -1,4 +1,4 @@
-"""DeepCoder's grader: programs with known grades, faults of the machine, which sandbox is used."""
+"""DeepCoder's grader: programs with known grades, machine faults, the choice of the sandbox."""
 
 import os
 import random
@@ -69,7 +69,7 @@ def test_each_test_counts_by_itself(code, outcomes):
         ("def f(a): return a / 3", "1.0", "0.33", "wrong"),
         ("def f(a): return a > 1", "2", "true", "passed"),
         ("def f(a): return a > 1", "2", "True", "passed"),
-        ("def f(a): return str(a)", "5", "5", "passed"),  # reads the same
+        ("def f(a): return str(a)", "5", "5", "passed"),  # both are read as 5
         ("def f(a): return None", "5", "null", "passed"),
         ("def f(a): return ''", "5", "", "passed"),
         ("def f(a): return [a]", "5", "5", "wrong"),
@@ -91,10 +91,10 @@ def test_functions_by_their_value(code, given, right, outcome):
     assert grade(code, function(given, right)).outcomes == (outcome,)
 
 
-# ---- what LiveCodeBench's harness passes, and similar programs -----------------------------------
+# ---- programs that LiveCodeBench's harness passes, and similar programs --------------------------
 
 LONG = 10**5000
-SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"  # `str.splitlines` cuts at all of them
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"  # `str.splitlines` splits at each of them
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,12 @@ SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"  # `str.splitlines` cuts at 
         ("def f(n): return [-n]", "9" * 5000, f"[-{'9' * 5000}]"),
         ("def f(n): return n + 1", [LONG], [LONG + 1]),
         ("def f(n): return str(n)", "9" * 5000, f'"{"9" * 5000}"'),
-        ("def f(n): return n", "5", [5]),  # wrapped
-        ("def f(n): return [n]", "5", [5]),  # or not
+        ("def f(n): return n", "5", [5]),  # the expected value is wrapped in a list
+        ("def f(n): return [n]", "5", [5]),  # or the list itself is expected
         ("def f(n): return [n]", "5", [[5]]),
         ("def f(n): return [n, n]", "5", ["[5, 5]"]),
-        ("def f(a): return len(a)", '"a\u2028\u2029\x85b"', "5"),  # JSON text may hold them
+        # JSON text may contain these characters
+        ("def f(a): return len(a)", '"a\u2028\u2029\x85b"', "5"),
         ("def f(a): return (a, (a, [a]))", "1", "[1, [1, [1]]]"),
         ("def f(n): return float('nan')", "1", "NaN"),
         ("def f(n): return [-inf]", "1", "[-Infinity]"),
@@ -148,12 +149,12 @@ def test_right_functions_pass(code, given, right):
     [
         ("def f(n): return n", "9" * 5000, "9" * 4999 + "8"),
         ("def f(n): return float(10**20)", "1", "100000000000000000001"),
-        ("def f(n): return n", "5", "[5]"),  # text is the value: a list is asked for
+        ("def f(n): return n", "5", "[5]"),  # as text it is not unwrapped: a list is expected
         ("def f(n): return n", "5", [5, 6]),
-        ("def f(n): return 1e-10", "1", "5e-10"),  # both tiny, and not the same
+        ("def f(n): return 1e-10", "1", "5e-10"),  # both tiny, but different
         ("def f(n): return inf", "1", "1e308"),
         ("def f(n): return nan", "1", "1.0"),
-        ("def f(n): return 10**400", "1", "0.5"),  # no float holds it
+        ("def f(n): return 10**400", "1", "0.5"),  # too large for a float
         ("def f(n): return 3.0000000001", "1", "3"),
     ],
 )
@@ -241,7 +242,7 @@ def test_much_input_and_output_go_through():
     text = "".join(f"{n}\n" for n in range(300_000))
     test = {"input": text, "output": text, "testtype": "stdin_stdout"}
     assert grade("import sys\nsys.stdout.write(sys.stdin.read())", [test]).passed == 1
-    assert grade("print('x')", [test]).outcomes == ("wrong",)  # nobody reads it
+    assert grade("print('x')", [test]).outcomes == ("wrong",)  # the program does not read its input
 
 
 def test_what_depends_on_the_order_of_sets_is_the_same_each_time():
@@ -278,7 +279,7 @@ def test_faults_of_the_machine_are_no_grades(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_program_that_somebody_else_ends_has_no_grade(monkeypatch):
-    """As where the system has no memory left."""
+    """As when the system runs out of memory."""
 
     def kill(pid):
         threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
@@ -292,12 +293,12 @@ def test_a_program_that_somebody_else_ends_has_no_grade(monkeypatch):
             grade("while True: pass", PRINT[:1], sandbox=name)
 
 
-# ---- which sandbox ------------------------------------------------------------------------------
+# ---- choice of the sandbox ----------------------------------------------------------------------
 
 
 @pytest.fixture
 def without(monkeypatch):
-    """without(NAME, ...): these do not hold on this machine."""
+    """without(NAME, ...): these sandboxes do not work on this machine."""
 
     def lack(*names):
         real = sandbox._try.__wrapped__
@@ -318,7 +319,8 @@ def test_a_machine_with_the_weakest_alone_says_so_once(without, capsys):
         "warning: tested programs are held by limits of their process alone "
         "(bubblewrap: not here; landlock: not here)"
     )
-    assert sandbox.find_sandbox("rlimits") == "rlimits"  # asked for: nothing to be told
+    # the user asked for it, so there is no warning
+    assert sandbox.find_sandbox("rlimits") == "rlimits"
     assert capsys.readouterr().out == ""
 
 
@@ -326,7 +328,7 @@ def test_a_sandbox_that_is_demanded_must_be_there(without):
     without("bubblewrap")
     with pytest.raises(ValueError, match=r"no sandbox .*\(bubblewrap: not here\): install bubblew"):
         DeepCoder(sandbox="bubblewrap")
-    assert DeepCoder(language="expression", sandbox="bubblewrap")  # runs none
+    assert DeepCoder(language="expression", sandbox="bubblewrap")  # expressions run no program
 
 
 def test_a_machine_without_any_refuses(without):
@@ -349,8 +351,8 @@ def test_what_is_missing_is_told(monkeypatch):
 
 def honest(count):
     """(program, tests, right outcomes) of generated problems: right, partly right, wrong, slow and
-    broken ones. What each does is decided by the number of the test, which it looks up by its
-    input, so that its grade is known."""
+    failing programs. The number of a test decides what a program does, and the program looks the
+    number up by its input, so its grade is known."""
     env, rng = DeepCoder(tests=4, split=None), random.Random(0)
     for seed in range(count):
         state = env.reset(seed)
@@ -395,7 +397,7 @@ def honest(count):
     "first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))]
 )
 def test_two_hundred_honest_programs_get_their_grades(first):
-    """One in ten in every test run, the others in CI's longer tests."""
+    """One in ten runs in every test run, and the others run in CI's longer tests."""
     programs = list(honest(205))
     assert len(programs) >= 200
     seen = 0

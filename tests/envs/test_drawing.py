@@ -1,4 +1,4 @@
-"""envs/drawing.py and the sprites: pictures show what the text shows, the same on every machine."""
+"""envs/drawing.py and the sprites: pictures agree with the text and are equal on every machine."""
 
 import hashlib
 import itertools
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.fast
 
 SIZES = (8, 12, 14, 28, 33, 64)
 SPRITES = {"sokoban": room_sprites.SPRITES, "frozen_lake": lake_sprites.SPRITES}
-ALL = {  # each symbol at least once, as far as one state can have them
+ALL = {  # each symbol at least once, as far as one state allows
     "sokoban": ("#######\n#P_√O##\n#X_X__#\n#_O___#\n#######", "#####\n#SX_#\n#_###\n#####"),
     "frozen_lake": ("P_OG\n__O_", "__OG\n_XO_", "__O√\n__O_"),
 }
 
-# sha256 of the picture of each text of ALL, in two sizes. Whoever changes it changes what agents
-# that see were trained on.
+# sha256 of the picture of each text of ALL, in two sizes. A different digest means different
+# training images of agents that see pictures.
 PICTURES = {
     "sokoban": "1c51197c5e2a1e16b56147d0811a37ed4f876c9ef32e90879e23ab6b9c330d37",
     "frozen_lake": "2c3c816d0c17a29cfaa3995ccf4e73559b90274c7b9ec110076a2c2149b92f79",
@@ -31,7 +31,7 @@ PICTURES = {
 
 
 def images(name, tile, texts=None):
-    """(text, picture) of states, each by `render`."""
+    """(text, picture) of states, each from `render`."""
     environment = make_env(name, observation="image", tile=tile)
     for text in texts or ALL[name]:
         shown = environment.render(environment.parse(text))
@@ -41,14 +41,14 @@ def images(name, tile, texts=None):
 
 
 def cells_of(picture, tile):
-    """[rows, columns, tile, tile, 3]."""
+    """The cells of a picture: [rows, columns, tile, tile, 3]."""
     height, width, _ = picture.shape
     cells = picture.reshape(height // tile, tile, width // tile, tile, 3)
     return cells.transpose(0, 2, 1, 3, 4)
 
 
 def read(name, picture, tile):
-    """The text that a picture shows, by comparing its cells with the sprites."""
+    """The text that a picture shows, found by comparing its cells with the sprites."""
     looks = {sprite(tile).tobytes(): symbol for symbol, sprite in SPRITES[name].items()}
     assert len(looks) == len(SPRITES[name])
     rows = cells_of(picture, tile)
@@ -73,7 +73,7 @@ def test_a_picture_reads_back_as_its_text(name, tile):
 @pytest.mark.parametrize("tile", (8, 28))
 @pytest.mark.parametrize("name", ALL)
 def test_generated_problems_and_what_is_played_of_them(name, tile):
-    """A move changes the cells that the text changes, and no others."""
+    """A move changes only the cells that the text changes."""
     environment = make_env(name, size=(6, 7), observation="image", tile=tile)
     rng = np.random.default_rng(0)
     moves = 0
@@ -96,8 +96,8 @@ def test_generated_problems_and_what_is_played_of_them(name, tile):
 @pytest.mark.parametrize("tile", (8, 28))
 @pytest.mark.parametrize("name", ALL)
 def test_any_two_sprites_differ_in_colour_and_much(name, tile):
-    """To who sees patches of 14 x 14 pixels, of a tile of 28 its quarters, or of 4 x 4 of one of 8:
-    some patch has another mean colour."""
+    """For a model with patches of 14 x 14 pixels (quarters of a 28 tile) or 4 x 4 (quarters of an 8
+    tile), at least one patch has another mean colour."""
     patch = {8: 4, 28: 14}[tile]
 
     def means(sprite):

@@ -1,4 +1,4 @@
-"""envs/engines.py and envs/gymnasium_text.py: engines that mutate, played as frozen states."""
+"""envs/engines.py, envs/gymnasium_text.py: engines that mutate, played as frozen states."""
 
 import dataclasses
 import random
@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[2] / "docs/environments/engines.md"
 
 
 class Hunt(gymnasium.Env):
-    """A number is hidden; a guess is told higher or lower. It moves by one now and then."""
+    """A hidden number; each guess is answered by higher or lower. The number may move by one."""
 
     observation_space = gymnasium.spaces.Text(100, charset=string.printable)
     action_space = gymnasium.spaces.Text(100, charset=string.printable)
@@ -57,7 +57,7 @@ class Hunt(gymnasium.Env):
 
 
 class Rolls:
-    """An engine that draws from the process's generators, as many do."""
+    """An engine that draws from the process-wide generators, as many engines do."""
 
     def reset(self, seed):
         return self._roll()
@@ -67,12 +67,12 @@ class Rolls:
 
     def _roll(self):
         first = random.random()
-        time.sleep(1e-4)  # another thread may go on here
+        time.sleep(1e-4)  # lets another thread run
         return f"{first} {random.random()} {np.random.random()}"
 
 
 class Counts:
-    """An engine that never does the same again."""
+    """An engine that never repeats itself."""
 
     count = 0
 
@@ -93,7 +93,7 @@ def hunt():
 
 
 def walk(environment, state, *actions):
-    """The states behind each action."""
+    """The start state and the state after each action."""
     states = [state]
     for action in actions:
         states.append(environment.step(states[-1], action, None).state)
@@ -110,12 +110,13 @@ def test_the_contract(hunt):
 
 
 def test_a_state_is_stepped_as_often_as_one_likes(hunt):
-    """Whatever its engine has done meanwhile: that of a line goes on, others are played again."""
+    """The engine of the latest state is stepped directly; for other states an engine replays the
+    actions."""
     start = hunt.reset(7)
     line = walk(hunt, start, "500", "600", "700")
     made = Hunt.made
     assert hunt.step(line[-1], "1", None).state.actions == ("500", "600", "700", "1")
-    assert Hunt.made == made  # it stood there
+    assert Hunt.made == made  # no new engine was needed
     for state, action in ((start, "500"), (line[1], "600"), (line[2], "700")):
         again = hunt.step(state, action, None).state
         assert again == line[len(state.actions) + 1]
@@ -127,11 +128,11 @@ def test_members_of_a_group_do_not_meet_on_one_engine(hunt):
     start = hunt.reset(7)
     first, second = start, start
     alone = walk(hunt, hunt.reset(7), "1", "2", "3")
-    for action in "123":  # in turn, on the same problem
+    for action in "123":  # alternately, on the same problem
         first = hunt.step(first, action, None).state
         second = hunt.step(second, action, None).state
     assert first == second == alone[-1]
-    # And in threads, from a state that both have.
+    # The same in threads, from a shared state.
     limits = Limits(time_limit=20.0, workers=8)
     shared = alone[1]
     jobs = [StepRequest(shared, ("2",), np.random.default_rng(0), 5) for _ in range(32)]
@@ -154,7 +155,7 @@ def test_success_done_and_reward_are_the_engines():
     assert hidden is not None
     short = make_env("gymnasium", arguments={"steps": 1}, **options)
     step = short.step(short.reset(0), "0", None)
-    assert step.done and step.info == {"success": False}  # cut off
+    assert step.done and step.info == {"success": False}  # the turn limit ended it
 
 
 class Pays(Hunt):
@@ -243,7 +244,7 @@ def test_a_verdict_that_is_none_is_refused():
 
 
 def test_success_reward_is_the_users_threshold():
-    """Of the sum of an episode's rewards, at its end alone, whatever the info says."""
+    """The threshold applies to the sum of rewards at an episode's end, whatever the info."""
     assert [x["success"] for x in paid((0.5, 0.5), success_reward=1.0)] == [False, True]
     assert [x["success"] for x in paid((0.5, 0.49), success_reward=1.0)] == [False, False]
     assert [x["success"] for x in paid((2.0, -1.5), success_reward=1.0)] == [False, False]
@@ -265,7 +266,7 @@ def test_an_engine_played_again_has_the_sum_of_its_rewards():
     finally:
         del sys.modules["pays_maker"]
     first = own.step(own.reset(0), "a", None).state
-    for _ in range(2):  # the second time on a fresh engine
+    for _ in range(2):  # the second time with a new engine
         assert own.step(first, "b", None).info["success"]
 
 
@@ -313,7 +314,7 @@ def test_problems_that_begin_alike_are_told_apart_by_their_seeds():
 
 
 def empty_split(engine):
-    """A split in which the one problem of an engine does not lie."""
+    """A split without the only problem of an engine."""
     for split in ("train", "eval"):
         try:
             EngineEnvironment(engine, name="alike", instructions="", split=split).reset(0)
@@ -329,13 +330,13 @@ def test_an_isolated_engine_has_generators_of_its_own():
     before = random.getstate(), np.random.get_state()[1].tolist()
     a = walk(own, own.reset(1), "x", "y")
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-    random.random()  # others draw meanwhile
+    random.random()  # other code draws meanwhile
     b = own.reset(1)
     c = own.reset(2)
     for action in "xy":
         b, c = own.step(b, action, None).state, own.step(c, action, None).state
     assert b == a[-1] and c.observation != b.observation
-    # Played again in the middle of another's line, it still is the same.
+    # Replayed in the middle of another episode, it gives the same state.
     assert own.step(a[1], "y", None).state == a[2]
     with pytest.raises(RuntimeError, match="uses an unseeded random source"):
         loose = EngineEnvironment(Rolls, name="rolls", instructions="", split=None)
@@ -375,7 +376,8 @@ def test_a_live_engine_is_stepped_once():
     first = own.step(state, "a", None).state
     second = own.step(first, "a", None).state
     assert int(second.observation) == int(first.observation) + 1
-    assert own.step(state, "a", None).state.observation != first.observation  # it begins afresh
+    # a new engine starts over
+    assert own.step(state, "a", None).state.observation != first.observation
     with pytest.raises(RuntimeError, match="cannot be played again"):
         own.step(first, "a", None)
 
@@ -441,7 +443,7 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 
 
 def test_another_maker_of_the_same_convention(monkeypatch):
-    """As GEM has: `make` of its own, five values a step, actions as text."""
+    """As in GEM: a separate `make`, five values per step, actions as text."""
 
     class Maker:
         @staticmethod
@@ -529,7 +531,7 @@ def test_the_config(language_model):
 
 @pytest.mark.long
 def test_a_run_goes_on_exactly_with_replayed_engines(language_model, tmp_path, monkeypatch, capsys):
-    """Through the command's function: three steps at once, and with a stop behind the first."""
+    """Runs the command's function: three steps at once, and with a stop after the first step."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def config(steps, **options):

@@ -1,4 +1,4 @@
-"""envs/files.py: files that begin with a byte order mark, in every reader of environments."""
+"""envs/files.py: every reader of environment files accepts a byte order mark."""
 
 import gzip
 import json

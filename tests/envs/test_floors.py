@@ -1,4 +1,4 @@
-"""No environment pays an answer that needs no reading: benchmarks/floors.py on fewer problems."""
+"""No environment pays answers that need no reading: benchmarks/floors.py on fewer problems."""
 
 import re
 from pathlib import Path
@@ -16,8 +16,8 @@ TASKS = sorted(set(package.load().DATASETS) - set(package.REFUSED))
 ENVIRONMENTS = sorted(set(ENVS) - set(floors.FOREIGN))
 PAGE = Path(__file__).parents[2] / "docs/floors.md"
 
-UNEARNED = 0.1  # reward of an answer that is not right, at most: few problems are played here
-PARTLY_RIGHT = {"deepcoder": 0.3}  # a program that passes some of the tests is paid for them
+UNEARNED = 0.1  # highest reward of a wrong answer; few problems are played here
+PARTLY_RIGHT = {"deepcoder": 0.3}  # a program that passes some of the tests is paid for these
 NOTHING = ("", ".", "x", "0", "I do not know", "[]", "[[]]", "{}", "None", "the")
 
 
@@ -44,7 +44,7 @@ def test_no_environment_pays_an_answer_that_is_not_right(name):
 @pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_no_task_pays_for_any_text(task):
-    """Not even a hundredth: a text that is right nowhere earns 0 everywhere."""
+    """Not even a hundredth: a text that is right for no problem earns 0 for every problem."""
     for env, problem in played(task, problems=5):
         right = problem.entry["answer"]
         for text in NOTHING:
@@ -53,7 +53,7 @@ def test_no_task_pays_for_any_text(task):
 
 
 def test_a_task_that_pays_zero_is_found(monkeypatch):
-    """The package's own coin_flip."""
+    """The package's uncorrected coin_flip is found."""
     found = floors.of_task("coin_flip", problems=20)
     assert found.success[1] < 0.2 and found.unearned[1] <= UNEARNED
     monkeypatch.setattr(judge, "corrected", lambda task, answer, entry, score: score)
@@ -65,11 +65,12 @@ def test_a_task_that_pays_zero_is_found(monkeypatch):
 @pytest.mark.parametrize(
     "task, answer, least",
     [
-        ("rectangle_count", "'5'", 0.2),  # for a number in the neighbourhood
-        ("prime_factorization", "its first number", 0.3),  # for a number as its own factor
-        ("word_sorting", "what follows its last colon", 0.2),  # for the words in the given order
-        ("course_schedule", "the 2 most frequent answers", 0.3),  # for "True False"
-        ("tsumego", "its last quotation", 0.04),  # for any text of the right form
+        ("rectangle_count", "'5'", 0.2),  # pays for a nearby number
+        ("prime_factorization", "its first number", 0.3),  # pays for a number as its own factor
+        # pays for the words in the given order
+        ("word_sorting", "what follows its last colon", 0.2),
+        ("course_schedule", "the 2 most frequent answers", 0.3),  # pays for "True False"
+        ("tsumego", "its last quotation", 0.04),  # pays for any text of the right form
     ],
 )
 def test_part_payments_for_nothing_are_found(monkeypatch, task, answer, least):
@@ -80,7 +81,7 @@ def test_part_payments_for_nothing_are_found(monkeypatch, task, answer, least):
 
 
 class Echo:
-    """Pays whoever repeats the question, or says nothing at all."""
+    """Pays a reply that repeats the question or is empty."""
 
     actions, instructions = (), ""
 

@@ -1,4 +1,4 @@
-"""Problems are the same in another process, whose hashes are others."""
+"""Problems are the same in another process with other hash seeds."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 from env_names import OURS
 
 HERE = Path(__file__).parent
-# Each test file pins the problems of its environment; all are read in one process, which takes
-# seconds to start.
+# Each test file pins the problems of its environment. A single process reads all of them, because
+# it takes seconds to start.
 CODE = """
 import runpy, sys
 folder, *names = sys.argv[1:]

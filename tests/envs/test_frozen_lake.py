@@ -27,10 +27,10 @@ _O_O
 ___O
 O__G"""
 
-NUMBERS = {"Left": 0, "Down": 1, "Right": 2, "Up": 3}  # of Gymnasium
+NUMBERS = {"Left": 0, "Down": 1, "Right": 2, "Up": 3}  # Gymnasium's action numbers
 
-# sha256 of the grid texts of seeds 0..49 with default options. Whoever changes it changes every
-# map, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the grid texts of seeds 0..49 with default options. A different digest means that every
+# map has changed, and with it warm starts, evaluation sets and resumed runs.
 MAPS_0_TO_49 = "c0333450cd5ba10a43d3a461682c4c596a2154e63c5488350a3f99c1ab67ae52"
 
 
@@ -41,7 +41,7 @@ def maps_digest() -> str:
 
 
 class Uniform:
-    """A generator that draws one given number."""
+    """A generator that always draws a given number."""
 
     def __init__(self, value):
         self.value = value
@@ -51,7 +51,7 @@ class Uniform:
 
 
 def play(env, state, actions, rng=None) -> list[Step]:
-    """The steps of a whole sequence of actions."""
+    """The steps of a sequence of actions."""
     steps = []
     for action in actions:
         steps.append(env.step(state, action, rng))
@@ -60,7 +60,7 @@ def play(env, state, actions, rng=None) -> list[Step]:
 
 
 def gymnasium_table(text: str, slip: float) -> dict:
-    """Gymnasium's own table of the lake that a grid text shows, with the player as the start."""
+    """Gymnasium's table of the lake in a grid text, with the player at the start."""
     rows = text.translate(str.maketrans("P_OGX√", "SFHGHG")).split("\n")
     return FrozenLakeEnv(desc=rows, is_slippery=slip > 0, success_rate=1 - slip).P
 
@@ -191,7 +191,7 @@ def test_parse_says_what_is_wrong_and_where(text, message):
 
 
 def test_the_released_symbols():
-    """Every symbol, met in play: frozen, hole, goal, the player on each of the three."""
+    """Every symbol that occurs in play: frozen, hole, goal, the player on each of the three."""
     env = FrozenLake()
     state = env.parse("P_O\n__G")
     in_hole = play(env, state, ["Right", "Right"])[-1].state
@@ -269,7 +269,7 @@ def test_step_takes_each_outcome_with_its_share_of_the_unit_interval(slip):
 
 @pytest.mark.medium
 def test_slips_by_chi_square():
-    """100,000 steps: intended, to either side; and that they follow the generator handed in."""
+    """100,000 steps: intended moves and slips to each side; the given generator draws the slips."""
     env = FrozenLake(slip=0.3)
     state = env.parse("___\n_P_\n__G")
     rng = np.random.Generator(np.random.Philox(7))
@@ -277,7 +277,7 @@ def test_slips_by_chi_square():
     counts = np.bincount(cells, minlength=9)
     assert counts.sum() == counts[[1, 3, 5]].sum()
     assert chisquare(counts[[1, 3, 5]], [70_000, 15_000, 15_000]).pvalue > 1e-3
-    # Successive slips are independent too: pairs of outcomes.
+    # Successive slips are independent: test pairs of outcomes.
     codes = np.searchsorted([1, 3, 5], cells).reshape(-1, 2)
     pairs = np.bincount(codes[:, 0] * 3 + codes[:, 1], minlength=9)
     share = np.array([0.7, 0.15, 0.15])
@@ -364,7 +364,7 @@ def test_slip_has_no_part_in_the_map():
 
 
 def test_density_and_places_are_as_asked(monkeypatch):
-    """Before solvability is asked for: start and goal uniform, the other cells by `frozen`."""
+    """Before the solvability check: uniform start and goal, the other cells by `frozen`."""
     monkeypatch.setattr(FrozenLake, "solve", lambda self, state: ("Up",))
     env = FrozenLake(frozen=0.6, split=None)
     states = [env.reset(seed) for seed in range(3000)]
@@ -408,7 +408,7 @@ def test_plans_are_as_short_as_value_iteration_says():
 
 
 def test_plans_are_the_safest_of_the_shortest():
-    """Against all shortest plans: the holes that one slip, to either side, would end in."""
+    """Compared with all shortest plans: fewest holes that a slip to either side would end in."""
     env = FrozenLake(slip=0.1, split=None)
 
     def risks(state, plan):
@@ -435,7 +435,7 @@ def test_plans_are_the_safest_of_the_shortest():
 def test_plans_of_small_lakes_by_hand():
     env = FrozenLake()
     assert env.solve(env.parse("P_\n_G")) == ("Down", "Right")
-    # By way of (1, 0) a slip could end in the hole below it; by way of (0, 1) none could.
+    # By way of (1, 0) a slip could end in the hole below it; by way of (0, 1) no slip could.
     assert env.solve(env.parse("P__\n___\nO_G")) == ("Right", "Down", "Down", "Right")
     assert env.solve(env.parse("P__\n___\n__G")) == ("Down", "Down", "Right", "Right")
     assert env.solve(env.parse("_√")) == ()

@@ -32,8 +32,8 @@ _ 4 4 8
 2 _ _ 2
 16 _ 2 8"""
 
-# sha256 of the grid texts of seeds 0..49 with default options. Whoever changes it changes every
-# board, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the grid texts of seeds 0..49 with default options. A different digest means that every
+# board has changed, and with it warm starts, evaluation sets and resumed runs.
 BOARDS_0_TO_49 = "6b7a0bb1b1a08557e71b4e977e361ac2b91e9023fe2f238df900d3feea159315"
 
 
@@ -56,7 +56,7 @@ class Uniform:
 def slow_move(rows, action):
     """(rows, sum of merged tiles) by moving one tile one cell at a time, nearest to the edge first.
 
-    Written for any direction on a grid of cells; a merged tile is marked until the move is over.
+    Works for any direction on a grid of cells; a merged tile is marked until the move is over.
     """
     down, right = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}[action]
     grid = np.array(rows)
@@ -81,7 +81,7 @@ def slow_move(rows, action):
 
 
 def random_board(rng, size) -> State:
-    """A board of anything, crowded or not, with few numbers, so that much is merged."""
+    """A board with any number of tiles but few different values, so that many merge."""
     share, kinds = rng.random(), 1 + rng.integers(4)
     tiles = np.where(
         rng.random((size, size)) < share, 2 << rng.integers(kinds, size=(size,) * 2), 0
@@ -216,8 +216,8 @@ def test_moves_by_hand(action, after, merged):
 @pytest.mark.parametrize(
     "line, after",
     [
-        ((2, 2, 2, 0), (4, 2, 0, 0)),  # the pair nearest to the edge
-        ((2, 2, 2, 2), (4, 4, 0, 0)),  # a merged tile is not merged again
+        ((2, 2, 2, 0), (4, 2, 0, 0)),  # the pair nearest to the edge merges
+        ((2, 2, 2, 2), (4, 4, 0, 0)),  # a merged tile does not merge again
         ((4, 2, 2, 0), (4, 4, 0, 0)),
         ((2, 0, 0, 2), (4, 0, 0, 0)),
         ((2, 4, 2, 4), (2, 4, 2, 4)),
@@ -256,7 +256,7 @@ def test_a_new_tile_by_hand():
     ):
         assert env.grid_text(env.step(state, "Left", Uniform(cell, kind)).state) == grid
     wide = env.parse("2 _ _\n_ _ _\n_ _ _")
-    # Of eight empty cells, in the order of reading.
+    # Eight empty cells, in reading order.
     assert env.grid_text(env.step(wide, "Down", Uniform(0.49, 0.5)).state) == "_ _ _\n2 _ _\n2 _ _"
     assert env.grid_text(env.step(wide, "Down", Uniform(0.99, 0.5)).state) == "_ _ _\n_ _ _\n2 _ 2"
 
@@ -273,7 +273,7 @@ def test_a_move_that_changes_nothing_costs_and_draws_nothing():
 
 @pytest.mark.medium
 def test_new_tiles_are_2_with_9_of_10_in_any_empty_cell():
-    """Through `step`, with a generator for each episode as the rollout makes them."""
+    """Drawn through `step`, with a separate generator per episode as in a rollout."""
     env = Game2048()
     state = env.parse("2 _ 4 _\n_ _ _ _\n_ 8 _ _\n_ _ _ 2")
     bare = env.step(state, "Down", None).state
@@ -316,9 +316,9 @@ def test_the_goal_ends_the_game_and_pays_once():
 def test_a_board_without_moves_ends_the_game():
     env = Game2048()
     state = env.parse("4 8\n_ 4")
-    stuck = env.step(state, "Left", Uniform(0.0, 0.5))  # 4 8 / 4 2: not yet
+    stuck = env.step(state, "Left", Uniform(0.0, 0.5))  # 4 8 / 4 2: not stuck yet
     assert not stuck.done
-    stuck = env.step(env.parse("4 8\n8 _"), "Right", Uniform(0.0, 0.5))  # 4 8 / 2 8: not yet
+    stuck = env.step(env.parse("4 8\n8 _"), "Right", Uniform(0.0, 0.5))  # 4 8 / 2 8: not stuck yet
     assert not stuck.done
     stuck = env.step(env.parse("4 8\n_ 2"), "Left", Uniform(0.0, 0.05))  # 4 8 / 2 4
     assert stuck.done and not stuck.info["success"] and stuck.reward == 0.0
@@ -413,7 +413,7 @@ def test_plans_by_hand():
     assert env.solve(env.parse("_ 32 _\n_ 2 _\n_ 32 2")) is not None
     assert env.solve(env.parse("64 2\n_ _")) == ()
     assert env.solve(env.parse("2 4\n4 2")) is None
-    # At once, though it could be done as well one move later.
+    # Merged at once, although one move later would do as well.
     assert env.solve(env.parse("32 16 16\n_ _ _\n_ _ _")) == ("Left", "Left")
 
 
@@ -441,7 +441,7 @@ def test_the_player_reaches_the_goal_in_20_moves_and_random_moves_seldom_do():
         state, moves, done = env.reset(seed), 0, False
         while moves < 20 and not done:
             plan = env.solve(state) if scripted else (env.actions[rng.integers(4)],)
-            for action in plan[:2]:  # of a reply
+            for action in plan[:2]:  # actions of one reply
                 if not done:
                     step = env.step(state, action, rng)
                     state, done, moves = step.state, step.done, moves + 1
@@ -492,7 +492,7 @@ def test_boards_vary_and_reset_is_pure():
     assert len({env.identity(state) for state in states}) >= 1024
 
 
-# ---- what is said -------------------------------------------------------------------------------
+# ---- grounded statements ------------------------------------------------------------------------
 
 
 def test_explain_names_the_largest_tiles_what_merges_and_the_plan():
@@ -524,7 +524,7 @@ def test_what_the_expert_says_is_so(size, goal):
         ("tile 32 30", (0, 1)),
         ("move the tile 16 to 31", (0, 0)),  # a plan
         ("16 is large, 30 is a corner", (0, 0)),
-        ("tile 3 11", (0, 0)),  # there is none
+        ("tile 3 11", (0, 0)),  # no such tile exists
         ("tile 16 99", (0, 1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""envs/grounding.py and the environments' `grounded`: what counts as stated, and as true."""
+"""envs/grounding.py, the environments' `grounded`: which statements count, and which are true."""
 
 import pytest
 
@@ -36,12 +36,12 @@ O__G"""
         ("Boxes: (1, 12), (4, 4)", [("box", (1, 12)), ("box", (4, 4))]),
         ("the boxes are at 1,2 and 4, 4", [("box", (1, 2)), ("box", (4, 4))]),
         ("box 23, 33", [("box", (2, 3)), ("box", (3, 3))]),
-        ("the player moves to (2, 3)", []),  # no claim about where it is now
+        ("the player moves to (2, 3)", []),  # no claim about the current position
         ("player plan Down 23", []),
-        ("at (2, 3) and 33", []),  # of nothing
-        ("boxer 23 players 23", []),  # other words
-        ("player 2 box 234 box 2", []),  # no positions
-        ("boxe\u017f 23", []),  # a letter that Python reads as another case of s
+        ("at (2, 3) and 33", []),  # names no thing
+        ("boxer 23 players 23", []),  # other words, which only begin like things
+        ("player 2 box 234 box 2", []),  # not positions
+        ("boxe\u017f 23", []),  # a letter that Python treats as another case of s
         ("", []),
     ],
 )
@@ -50,7 +50,7 @@ def test_stated_positions(text, claims):
 
 
 def test_stated_positions_survives_whatever_was_sampled():
-    many = "9" * 5000  # more digits than int() takes
+    many = "9" * 5000  # more digits than int() accepts
     for text in (
         f"player {many}",
         f"player ({many}, 1)",
@@ -68,7 +68,7 @@ def test_grid_lines_leave_other_lines_out():
     "thought, found",
     [
         ("player 22 box 33 target 13 plan Right 11", (3, 3)),
-        ("player 22 box 13 target 33", (1, 3)),  # box and target changed
+        ("player 22 box 13 target 33", (1, 3)),  # box and target are swapped
         ("The box at (3, 3) must go up; the player is in (4, 4)", (1, 2)),
         ("Up, up and away", (0, 0)),
     ],
@@ -101,7 +101,7 @@ def test_frozen_lake(thought, found):
     "thought, found",
     [
         ("numbers 44 19 35 target 60 plan 44-19=25 25+35=60", (4, 4)),
-        ("The numbers are 44, 19 and 19. The target is 61", (2, 4)),  # 19 is given once
+        ("The numbers are 44, 19 and 19. The target is 61", (2, 4)),  # 19 is given only once
         ("numbers " + "9" * 5000, (0, 1)),
         ("44-19=25", (0, 0)),
     ],

@@ -26,8 +26,8 @@ FACTS = (("has", 12), ("gets", 5), ("loses", 3))
 TEXT = "Anna has 12 pens. Anna gets 5 more. Anna loses 3. How many pens does Anna have now?"
 START = Attempt(Question(TEXT, "14", about(FACTS), FACTS))
 
-# sha256 of the observations of seeds 0..49 with default options. Whoever changes it changes every
-# problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options. A different digest means that
+# every problem has changed, and with it warm starts, evaluation sets and resumed runs.
 PROBLEMS_0_TO_49 = "91dc86e0d3f8a8ea96190af58072762fab43175eec674c9e1f0c864aae08902c"
 
 
@@ -38,7 +38,7 @@ def problems_digest() -> str:
 
 
 def told(text) -> int:
-    """The answer of a generated question, read from its text alone."""
+    """The answer of a generated question, computed from its text alone."""
     value, question = None, False
     for sentence in re.split(r"(?<=[.?]) ", text):
         numbers = [int(word) for word in re.findall(r"\d+", sentence)]
@@ -269,7 +269,8 @@ def test_identity_is_what_it_is_about():
 @pytest.mark.medium
 def test_splits_share_no_problem_and_have_their_shares():
     found = {}
-    options = {"operations": (1, 2), "largest": 12, "operators": "+-"}  # so few that many repeat
+    # few enough problems that many repeat
+    options = {"operations": (1, 2), "largest": 12, "operators": "+-"}
     for split in SPLITS:
         env = MetaMathQA(**options, split=split)
         found[split] = {env.identity(env.reset(seed)) for seed in range(400)}
@@ -345,7 +346,7 @@ def test_a_file_is_read_in_order_and_converted_once(file, tmp_path, cache, monke
     ]
     assert list(load_questions(file)) == expected
     (made,) = (cache / "ragen_jax" / "datasets").glob("metamathqa_*/")
-    monkeypatch.setattr("ragen_jax.envs.metamathqa.questions._rows", None)  # not read again
+    monkeypatch.setattr("ragen_jax.envs.metamathqa.questions._rows", None)  # it is not read again
     moved = file.rename(tmp_path / "other.json")
     assert list(load_questions(str(moved))) == expected
     monkeypatch.undo()

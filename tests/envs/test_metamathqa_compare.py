@@ -1,4 +1,4 @@
-"""Whether an answer is right: the process that compares, what math-verify says, hostile answers."""
+"""Whether an answer is right: the comparing process, math-verify's verdicts, hostile answers."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
 
-# Stands for worker.py: equal is what is written the same; some answers hang, kill or confuse it.
+# Stands for worker.py: answers are equal if written the same; some hang, kill or confuse it.
 STAND_IN = """
 import json, os, sys, time
 print("ready", flush=True)
@@ -46,7 +46,7 @@ def judge(monkeypatch):
 
 @pytest.fixture
 def real(monkeypatch):
-    """math-verify, with less time than in a run."""
+    """math-verify, with a shorter time limit than in a run."""
     pytest.importorskip("math_verify", reason="needs math-verify (extra math)")
     monkeypatch.setattr(compare, "LIMIT", 2)
     judge = Judge()
@@ -55,7 +55,7 @@ def real(monkeypatch):
 
 
 def alive(process):
-    """Whether a process still runs (one that nobody waits for does not)."""
+    """Whether a process still runs (a zombie process does not)."""
     stat = Path(f"/proc/{process}/stat")
     return stat.exists() and stat.read_text().rpartition(") ")[2][0] not in "ZX"
 
@@ -64,7 +64,7 @@ def alive(process):
 
 
 def test_what_hangs_or_dies_costs_its_own_answer_alone(judge):
-    assert judge._worker is None  # until there is something to compare
+    assert judge._worker is None  # no process until there is an answer to compare
     workers = []
     for said, expected in (
         *(("5", Verdict(True, True)), ("6", Verdict(False, True))),
@@ -77,7 +77,7 @@ def test_what_hangs_or_dies_costs_its_own_answer_alone(judge):
         assert judge.compare("5", said) == expected
         assert time.monotonic() - start < 10
         workers.append(judge._worker.pid)
-    # A new one after each that hung or died, the same one otherwise.
+    # A new process after each that hung or died; otherwise the same process.
     assert [a == b for a, b in zip(workers, workers[1:], strict=False)] == [
         *(True, True, False, True, False, False, True, False, False, True, True)
     ]
@@ -196,11 +196,11 @@ def test_what_means_the_same_is_right(real):
 
 @pytest.mark.long
 def test_words_and_marks_around_an_answer_count(real):
-    """Each answer of math_answers.py, in either direction of the mistake."""
+    """Each answer of math_answers.py, both right answers and wrong ones."""
     pairs = [(right, said, True) for right in SAME for said in SAME[right]]
     pairs += [(right, said, False) for right in OTHER for said in OTHER[right]]
     assert len(pairs) > 350
-    judge_answer("1/2", "0.5", "math_verify")  # to start it
+    judge_answer("1/2", "0.5", "math_verify")  # starts the process
     found = [judge_answer(right, said, "math_verify").right for right, said, _ in pairs]
     wrong = [pair for pair, got in zip(pairs, found, strict=True) if got != pair[2]]
     assert wrong == []
@@ -226,7 +226,7 @@ def test_an_answer_is_read_as_a_whole(real, right, said, same):
 def test_what_cannot_be_read_is_said_to_be_so(real):
     for said in ("5 is wrong", "\\boxed{5", "\\boxed{}", "not 5", "5 or more", "5\u4e2a"):
         assert judge_answer("5", said, "math_verify") == Verdict(False, False), said
-    # Nor is a right answer that cannot be read equal to another.
+    # A right answer that cannot be read does not equal another answer either.
     assert judge_answer("at least 5", "5", "math_verify") == Verdict(False, True)
     assert judge_answer("at least 5", "At least  5", "math_verify") == Verdict(True, True)
 
@@ -260,12 +260,13 @@ HOSTILE = {
 
 @pytest.mark.slow
 def test_hostile_answers_end_within_the_limit_and_cost_nothing_else(real):
-    judge_answer("1/2", "0.5", "math_verify")  # to start it
+    judge_answer("1/2", "0.5", "math_verify")  # starts the process
     hung = []
     for name, said in HOSTILE.items():
         start = time.monotonic()
         verdict = judge_answer("\\frac{7}{2}", said, "math_verify")
-        assert time.monotonic() - start < compare.LIMIT + 15, name  # and to start another
+        # includes the start of a new process
+        assert time.monotonic() - start < compare.LIMIT + 15, name
         assert not verdict.right, name
         if verdict.error:
             hung.append(name)

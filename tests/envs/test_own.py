@@ -1,4 +1,4 @@
-"""An environment in a file of your own: the example of docs/environments/own.md."""
+"""An environment in a user's file: the example of docs/environments/own.md."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def example():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The folder of a user, with the page's file in it."""
+    """A user's folder that contains the file of the page."""
     (tmp_path / "larger.py").write_text(example())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "larger", raising=False)

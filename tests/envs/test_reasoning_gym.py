@@ -48,7 +48,7 @@ def playing(task):
 
 
 def problems_digest(task: str) -> str:
-    """Of three problems: questions, answers, and what the answers and others are worth."""
+    """Digest of three problems: questions, answers, and the rewards of these and other answers."""
     env = playing(task)
     said = []
     for seed in range(3):
@@ -60,7 +60,7 @@ def problems_digest(task: str) -> str:
 
 
 def who_evaluates(factory, tasks) -> list[str]:
-    """The tasks whose scorer compiles the answer. The hook stays: for a process of its own."""
+    """The tasks whose scorer compiles the answer. The audit hook stays, so use a new process."""
     seen = []
     sys.addaudithook(lambda name, args: name == "compile" and seen.append(str(args[0])))
     found = []
@@ -75,7 +75,7 @@ def who_evaluates(factory, tasks) -> list[str]:
 
 
 def in_a_fresh_process() -> dict:
-    """Printed by another process: digests of all tasks, last task first, and who evaluates."""
+    """Output of a separate process: digests of all tasks, last task first, and who evaluates."""
     digests = {task: problems_digest(task) for task in reversed(TASKS)}
     evaluates = package.REFUSED["n_queens"]
     refused = [task for task, reason in package.REFUSED.items() if reason == evaluates]
@@ -219,8 +219,8 @@ def test_attempts_halve_and_an_episode_earns_its_best_answer():
     assert third.reward == 0.25 and third.done
     last = env.step(env.step(wrong.state, "none").state, "none")
     assert last.reward == 0 and last.done and not last.info["success"]
-    assert env.step(start, right) == first  # states stay as they were
-    # An answer that contains the right one has a part of its score: it is not paid again.
+    assert env.step(start, right) == first  # states do not change
+    # An answer that contains the right answer earns a part of its score, which is not paid twice.
     near = f"it is {right}"
     part = env.step(start, near)
     assert 0 < part.reward == len(right) / len(near) < 0.5 and part.info["score"] == part.reward
@@ -237,7 +237,7 @@ def score_with(monkeypatch, scorer):
 
 
 def test_what_a_scorer_may_do(monkeypatch):
-    """Raise, run out of stack, return nonsense, write in the item, or change how decimals work."""
+    """Raise, exhaust the stack, return nonsense, change the item, or change the decimal context."""
 
     def raises(self, answer, entry):
         raise KeyError(answer)
@@ -354,7 +354,7 @@ def test_the_tasks_own_answer_is_right(task):
 def test_splits_share_no_question():
     found = {}
     for split in SPLITS:
-        env = ReasoningGym(level=1, split=split)  # so few that many repeat
+        env = ReasoningGym(level=1, split=split)  # few enough problems that many repeat
         found[split] = {env.identity(env.reset(seed)) for seed in range(200)}
         assert len(found[split]) > 20
     for a, b in itertools.combinations(SPLITS, 2):
@@ -373,7 +373,7 @@ def test_too_few_questions_are_named(monkeypatch):
             ReasoningGym(task="count_bits", settings=same, split=split).reset(4)
         except ValueError as error:
             errors.append(str(error))
-    assert len(errors) == 2  # its one question is of one split
+    assert len(errors) == 2  # its only question belongs to one split
     assert all("no problem found in 20 draws for seed=4, task='count_bits'" in e for e in errors)
     env, drawn = ReasoningGym(), []
 
@@ -413,7 +413,7 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
     )
     for seed, turn in enumerate(shown, 1 << 61):
         ids = tokenizer.encode(turn["reply"], add_special_tokens=False)
-        assert len(ids) < config.rollout.max_new_tokens  # and the stop token
+        assert len(ids) < config.rollout.max_new_tokens  # leaves room for the stop token
         assert len(tokenizer.encode(turn["observation"])) < 60
         (answer,) = chat.read([*ids, chat.close_id]).actions
         assert environment.step(environment.reset(seed), answer).info["success"]

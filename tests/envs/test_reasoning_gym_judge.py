@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.mark.medium
 def test_coin_flip_is_right_within_a_ten_thousandth():
-    """Of heads in n fair flips, counted here by themselves; at 200 seeds of each split."""
+    """Heads in n fair flips, counted independently here; at 200 seeds of each split."""
     for split in ("train", "eval"):
         env = ReasoningGym(task="coin_flip", split=split)
         for seed in range(200):
@@ -72,7 +72,7 @@ def test_a_probability_by_hand(said, score):
         ("24", "1,24", 0),
         ("24", "24/5", 0),
         ("24", "5/24", 0),
-        ("24", "24 25", 0),  # a hedge
+        ("24", "24 25", 0),  # names two answers
         ("24", "23 24", 0),
         ("red", "redder", 0),
         ("red", "colored", 0),

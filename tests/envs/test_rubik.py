@@ -23,7 +23,7 @@ from ragen_jax.envs.types import (
 pytestmark = pytest.mark.fast
 
 
-# Of a cube in anyone's hand, after one turn of the solved one.
+# From a real cube: the solved cube after one turn.
 TURNED = {
     "U": "up: W W / W W\nright: B B / R R\nfront: R R / G G\n"
     "down: Y Y / Y Y\nleft: G G / O O\nback: O O / B B",
@@ -35,8 +35,8 @@ TURNED = {
 
 COUNTS = (1, 9, 54, 321, 1847, 9992)  # cubes at distance 0 to 5
 
-# sha256 of what seeds 0..49 show with default options. Whoever changes it changes every problem,
-# and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options. A different digest means that
+# every problem has changed, and with it warm starts, evaluation sets and resumed runs.
 CUBES_0_TO_49 = "2fd060b10d5bae85abd8080eb7a2f00b86a24d4dfb27557500d7b7fd622716cb"
 
 
@@ -47,14 +47,14 @@ def cubes_digest() -> str:
 
 
 def play(state, actions):
-    """The state after a whole sequence of actions, parted by spaces."""
+    """The state after a sequence of actions, separated by spaces."""
     for action in actions.split():
         state = cube.turn(state, action)
     return state
 
 
 def cycles(face: str) -> dict[int, int]:
-    """Where a turn takes the sticker of each place: five cycles of four, written down by hand.
+    """Where a turn moves the sticker of each place: five cycles of four, written by hand.
 
     Places are numbered as the lines of `render` list them: up 0-3, right 4-7, front 8-11, down
     12-15, left 16-19, back 20-23.
@@ -81,7 +81,7 @@ def by_hand(stickers: str, action: str) -> str:
 
 @pytest.fixture(scope="module")
 def depths() -> dict[str, int]:
-    """Stickers -> distance, of all cubes within five turns: a search of its own."""
+    """Stickers -> distance, for all cubes within five turns, by an independent search."""
     found = {SOLVED: 0}
     layer = [SOLVED]
     for depth in range(1, 6):
@@ -241,7 +241,7 @@ def test_cubes_beyond_the_table_are_solved_too():
         assert distances.number_of(state) == number
         plan = env.solve(state)
         assert play(state, " ".join(plan)).solved
-        # One turn changes the distance by one at most.
+        # One turn changes the distance by at most one.
         assert all(abs(len(env.solve(cube.turn(state, a))) - len(plan)) <= 1 for a in env.actions)
         lengths.append(len(plan))
     assert 7 < np.mean(lengths) < 10 and max(lengths) <= 11
@@ -300,7 +300,7 @@ def test_every_distance_and_every_cube_of_one_is_as_frequent():
 
 def test_impossible_constraints_are_named(monkeypatch):
     monkeypatch.setattr(rubik_env, "MAX_ATTEMPTS", 50)
-    # None of the two cubes that one turn solves is of this split.
+    # Neither of the two cubes that one turn solves is in this split.
     with pytest.raises(ValueError, match=r"50 attempts for seed=4, moves=\(1, 1\), split='eval'"):
         Rubik(moves=(1, 1), split="eval").reset(4)
 
@@ -316,11 +316,11 @@ def test_symmetric_cubes_are_one_problem():
         assert {env.identity(image) for image in images} == {env.identity(state)}
         assert {split_of(image) for image in images} == {split_of(state)}
         assert len({len(env.solve(image)) for image in images}) == 1
-    # Turned about the corner that stays: right is up, up is front, front is right.
+    # Turned about the corner that stays: right becomes up, up becomes front, front becomes right.
     start = play(State(SOLVED), "U R' F2 R")
     for turned in ("R F' U2 F", "F U' R2 U"):
         assert env.identity(play(State(SOLVED), turned)) == env.identity(start)
-    # In a mirror that leaves the front where it is.
+    # In a mirror that keeps the front in place.
     assert env.identity(play(State(SOLVED), "R' U F2 U'")) == env.identity(start)
     assert env.identity(play(State(SOLVED), "U R F2 R")) != env.identity(start)
 
@@ -365,7 +365,7 @@ def test_an_evaluation_set_of_1024_is_found():
     assert Rubik().reset(7) == Rubik().reset(7)
 
 
-# ---- what is said -------------------------------------------------------------------------------
+# ---- grounded statements ------------------------------------------------------------------------
 
 
 def test_what_the_expert_says_is_so():
@@ -386,10 +386,10 @@ def test_what_the_expert_says_is_so():
         ("turn the right face: R U R'", (0, 0)),  # a plan
         ("right R R F R", (0, 0)),
         ("right R R R R'", (0, 0)),
-        ("up W W W", (0, 0)),  # of fewer than four: of which places?
+        ("up W W W", (0, 0)),  # fewer than four colours do not say which places
         ("upper W W W W", (0, 0)),
         ("the top is W W W W", (0, 0)),
-        ("up w w w w", (0, 0)),  # no colours
+        ("up w w w w", (0, 0)),  # lower case letters are no colours
     ],
 )
 def test_grounded_by_hand(thought, found):

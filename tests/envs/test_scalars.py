@@ -15,7 +15,7 @@ from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import Step
 from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, StepRequest, act
 
-REAL = {  # what a function returns: the reward, exactly
+REAL = {  # a function's return value -> the exact reward
     "bool": (True, 1.0),
     "int": (1, 1.0),
     "numpy bool": (np.bool_(True), 1.0),
@@ -89,7 +89,7 @@ def paying(tmp_path, monkeypatch):
     module = sys.modules["paying"]
 
     def play(value):
-        """What comes of a reply that each of the three functions pays with a value."""
+        """The results if each of the three functions pays a reply with a value."""
         module.value = value
         asked = [
             (env, StepRequest(env.reset(0), ("x",), np.random.default_rng(0), 1))
@@ -136,7 +136,7 @@ def test_success_of_any_library(paying):
 
 
 class Pays:
-    """An environment whose step is what it was given."""
+    """An environment whose step returns given values."""
 
     actions, instructions = (), ""
 

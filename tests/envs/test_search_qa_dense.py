@@ -1,4 +1,4 @@
-"""Dense retrieval: NumPy's exact search on one device and on several, and files."""
+"""Dense retrieval: exact search by NumPy, on one device and on several, and vector files."""
 
 import json
 import sys
@@ -42,11 +42,11 @@ def test_the_nearest_are_those_of_numpy(saved, rows, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 100)  # 1001 rows: 11 blocks of 91
     matrix_ND = random_matrix(rows)
     matrix = place(open_vectors(saved(matrix_ND)), MESH, "float32")
-    query_QD = random_matrix(45, seed=1)  # of two products
+    query_QD = random_matrix(45, seed=1)  # computed in two products
     for k in (1, 5):
         score_QK, row_QK = matrix.nearest(query_QD, k)
         expected_QK, best_QK = exact(matrix_ND, query_QD, k)
-        np.testing.assert_array_equal(row_QK, best_QK)  # all rows where k is more
+        np.testing.assert_array_equal(row_QK, best_QK)  # all rows if k is larger than their number
         np.testing.assert_allclose(score_QK, expected_QK, rtol=1e-5, atol=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_of_equal_ones_the_lower_row(saved, monkeypatch):
 
 def test_rows_that_only_fill_up_are_never_found(saved, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 4)  # two blocks of three rows
-    # All products are negative: a row of zeros would be the best.
+    # All products are negative, so a padding row of zeros would win.
     matrix = place(open_vectors(saved(-np.ones((5, 3), np.float32))), MESH, "float32")
     assert matrix.matrix_SRD.shape == (2, 3, 3)
     score_QK, row_QK = matrix.nearest(np.ones((1, 3)), 9)
@@ -83,7 +83,7 @@ def test_numbers_of_queries_share_a_program(saved):
     for count in (0, 2, 31, 33):
         score_QK, row_QK = matrix.nearest(random_matrix(count, seed=1), 3)
         assert score_QK.shape == row_QK.shape == (count, 3)
-        if count:  # whichever others come with it
+        if count:  # the result does not depend on the other queries
             assert row_QK[0].tolist() == alone[1][0].tolist()
             assert score_QK[0].tobytes() == alone[0][0].tobytes()
     assert nearest._cache_size() == before + 1
@@ -115,7 +115,7 @@ def on_mesh(path, *words, devices):
     "rows, sizes", [(1003, "2,2,2"), pytest.param(3, "8,1,1", marks=pytest.mark.long)]
 )
 def test_on_eight_devices(saved, rows, sizes):
-    # 1,003 rows: devices of 126, the last of 121. Of three rows most devices have none.
+    # 1,003 rows: each device has 126, the last has 121. With three rows, most devices have none.
     found = on_mesh(saved(random_matrix(rows)), "float32", 40, 5, sizes, devices=8)
     assert found["devices"] == found["parts"] == 8 and found["compiled"] == 1
     assert found["same"] == 1.0 and found["apart"] < 1e-4
@@ -130,7 +130,7 @@ def test_a_hundred_thousand_of_768(saved, devices):
 
 
 def test_each_chip_of_a_pod_holds_two_gigabytes():
-    class Pod:  # all that the layout reads
+    class Pod:  # the attributes that the layout reads
         size = 16
 
     blocks, size = dense.layout(21_015_324, Pod)
@@ -211,7 +211,7 @@ def test_numbers_that_are_none(saved, bad, monkeypatch):
 
 
 class Letters:
-    """A text's vector: how often it has each letter of `abc`."""
+    """The vector of a text: how often it has each letter of `abc`."""
 
     width = 3
 

@@ -1,4 +1,4 @@
-"""The encoder: torch's vectors of a small BERT, texts of all kinds, files that do not fit."""
+"""The encoder: torch's vectors of a small BERT, all kinds of text, unusable files."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ MESH = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
 @pytest.mark.medium
 def test_vectors_are_those_of_torch():
     rows = json.loads((REFERENCE / "vectors.json").read_text())
-    assert any(len(row["text"]) > 200 for row in rows)  # longer than the model has positions for
+    assert any(len(row["text"]) > 200 for row in rows)  # longer than the model's positions allow
     vectors = E5(REFERENCE, MESH, prefix="")([row["text"] for row in rows])
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, [row["vector"] for row in rows], atol=2e-6)
@@ -52,12 +52,12 @@ def test_lengths_share_programs():
     before = e5.encode._cache_size()
     for length in range(1, 90, 3):
         encode(["a " * length] * 3)
-    assert e5.encode._cache_size() <= before + 3  # of 32, 64 and 96 tokens
+    assert e5.encode._cache_size() <= before + 3  # for 32, 64 and 96 tokens
 
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the reference."""
+    """A copy of the reference model."""
     return Path(shutil.copytree(REFERENCE, tmp_path / "bert"))
 
 

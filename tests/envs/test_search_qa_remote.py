@@ -1,4 +1,4 @@
-"""Retrieval over HTTP: both protocols, servers in trouble, threads that search together."""
+"""Retrieval over HTTP: both protocols, failing servers, threads that search together."""
 
 import json
 import socket
@@ -40,7 +40,8 @@ def test_what_the_server_finds(protocol):
         found = index.search(queries, 3)
         assert index.search([], 3) == []
     for query, documents in zip(queries, found, strict=True):
-        shown = query[:MAX_QUERY].replace("\ud800", "\ufffd")  # half a character is none
+        # half of a surrogate pair is no character
+        shown = query[:MAX_QUERY].replace("\ud800", "\ufffd")
         assert [d.text for d in documents] == [document(shown, i) for i in (1, 2, 3)]
         assert [d.score for d in documents] == [1.0, 1 / 2, 1 / 3]
     names = ["doc_1", "doc_2", "doc_3"] if protocol == "ragen" else ["1", "2", "3"]
@@ -57,7 +58,7 @@ def test_the_address_may_name_what_is_asked(end):
 
 
 class Reader:
-    """An environment whose one action is a query; what it shows is what was found."""
+    """An environment whose action is a query and whose observation is the search result."""
 
     actions = ()
     instructions = ""
@@ -80,7 +81,7 @@ class Reader:
 
 
 def played(retriever, episodes):
-    """What comes of episodes that search side by side."""
+    """The results of episodes that search in parallel."""
     jobs = [StepRequest("", (f"query {i}",), np.random.default_rng(0), 2) for i in range(episodes)]
     return act(Reader(retriever), jobs, Limits(time_limit=60.0, workers=8))
 
@@ -100,7 +101,7 @@ def test_a_third_of_the_answers_are_dropped_late_or_cut_off(protocol):
         assert isinstance(result, StepResult), result
         assert result.observation == f"1 about query {i}\n2 about query {i}"
     asked = [len(fields.get("queries", [0])) for _, fields in requests]
-    assert len(requests) > 6 and sum(asked) > 120  # some were asked again
+    assert len(requests) > 6 and sum(asked) > 120  # some requests were repeated
     if protocol == "search_r1":
         assert max(asked) > 1
 
@@ -144,7 +145,7 @@ def test_documents_of_search_r1_may_be_plain_texts():
         (found,) = Remote(url, protocol="search_r1", **OPTIONS).search(["a"], 5)
         assert found == [Document("1", "one", 2.0), Document("2", "two", 1.0)]
         (found,) = Remote(url, protocol="search_r1", **OPTIONS).search(["a"], 1)
-        assert found == [Document("1", "one", 2.0)]  # no more than were asked for
+        assert found == [Document("1", "one", 2.0)]  # no more than requested
 
 
 def test_statuses():
@@ -165,7 +166,7 @@ def test_an_answer_that_drips_is_late():
 
 
 def test_an_endless_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(remote, "MAX_BYTES", 1000)  # of any answer
+    monkeypatch.setattr(remote, "MAX_BYTES", 1000)  # limit for any response
     with serve(lambda fields: (200, b"x" * 100_000)) as (url, _):
         with pytest.raises(ConnectionError, match="longer than 1000 bytes"):
             Remote(url, protocol="ragen", **OPTIONS).search(["a"], 1)
@@ -255,7 +256,7 @@ def test_requests_that_are_none(body, reason):
 
 
 class Slow:
-    """Finds the query itself; the first search waits until the others have come."""
+    """Finds the query itself; the first search waits until the other searches have arrived."""
 
     def __init__(self, threads):
         self.batches, self.others = [], threading.Barrier(threads)
@@ -273,7 +274,7 @@ class Slow:
 
 
 def searched(slow, queries, counts):
-    """What threads get that search at the same time, the first of them before all others."""
+    """The results of threads that search at the same time, the first one before all others."""
     together, results = Together(slow), {}
 
     def search(i):

@@ -1,4 +1,4 @@
-"""BM25: scores by hand, ties, and whatever a query holds."""
+"""BM25: scores by hand, ties, and arbitrary queries."""
 
 import math
 
@@ -20,7 +20,7 @@ CORPUS = (
 
 
 def lucene(corpus, query):
-    """BM25 of each document by its formula (Lucene's: Kamphuis et al. 2020)."""
+    """BM25 of each document by the formula (Lucene's: Kamphuis et al. 2020)."""
     documents = [text.split() for text in corpus]
     mean = np.mean([len(words) for words in documents])
     scores = np.zeros(len(documents))

@@ -1,4 +1,4 @@
-"""SearchQA over each retriever that an option names: an index of words, vectors, servers."""
+"""SearchQA over each retriever of its options: an index of words, vectors, servers."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ def short_pauses(monkeypatch):
 
 @pytest.fixture
 def build(tmp_path):
-    """build(retriever=..., ...) -> SearchQA over a question of a file."""
+    """build(retriever=..., ...) -> SearchQA over a file with a question."""
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"question": "Who?", "answers": ["Marwyn"]}) + "\n")
     return lambda **options: make_env("search_qa", path=str(path), split=None, **options)
@@ -55,7 +55,7 @@ def test_an_index_of_words(build, tmp_path):
 
 @pytest.fixture
 def index(tmp_path):
-    """A dense index of TEXTS, its vectors given."""
+    """A dense index of TEXTS with given vectors."""
     list(write_passages(tmp_path, iter(TEXTS)))
     np.save(tmp_path / "given.npy", np.eye(3, 16, dtype=np.float32))
     Settings(str(tmp_path / "given.npy"), str(ENCODER), "float32").write(tmp_path)
@@ -65,7 +65,7 @@ def index(tmp_path):
 def test_vectors_on_the_devices(build, index):
     environment = build(retriever="dense", index=index, documents=2)
     again = build(retriever="dense", index=index)
-    assert environment._retriever is again._retriever  # in memory once
+    assert environment._retriever is again._retriever  # in memory only once
     page = shown(environment)
     assert page.count("[Document ") == 2 and page == shown(environment)
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
@@ -87,7 +87,7 @@ def test_a_server(build, protocol):
         environment = build(retriever=protocol, url=url, documents=3)
         page = shown(environment)
         assert "1 about Ashford" in page and page.count("[Document ") == 3
-        assert len(requests) == 2  # one to see that it is there
+        assert len(requests) == 2  # the first request checks that the server responds
     assert ("queries" in requests[1][1]) == (protocol == "search_r1")
 
 
@@ -96,7 +96,7 @@ def test_episodes_that_search_at_once_are_one_request(build):
 
     def answer(fields):
         if fields["queries"] == ["first"]:
-            gate.wait(10)  # until the others wait
+            gate.wait(10)  # until the other threads wait
         return echo(fields)
 
     with serve(answer) as (url, requests):

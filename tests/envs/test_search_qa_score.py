@@ -1,4 +1,4 @@
-"""What an answer earns: SQuAD's rules on cases worked out by hand."""
+"""The reward of an answer: SQuAD's rules on cases worked out by hand."""
 
 import collections
 import itertools
@@ -20,11 +20,12 @@ pytestmark = pytest.mark.fast
         ("The  Beatles!", "beatles"),
         ("An apple a day", "apple day"),
         ("U.S.", "us"),
-        ("a-b", "ab"),  # punctuation goes first, so that this is no article
+        ("a-b", "ab"),  # punctuation is removed first, so "a" is no article here
         ("theatre", "theatre"),
         ("the the", ""),
         ("  \n\t", ""),
-        ("\u00c9cole \u201cnormale\u201d", "\u00e9cole \u201cnormale\u201d"),  # ASCII's alone goes
+        # only ASCII punctuation is removed
+        ("\u00c9cole \u201cnormale\u201d", "\u00e9cole \u201cnormale\u201d"),
         ("1,000", "1000"),
         ("rock 'n' roll", "rock n roll"),
         ("\ud800 x", "\ud800 x"),
@@ -46,19 +47,19 @@ def test_normal_form(text, form):
         ("London", "Paris", 0.0, 0.0, False),
         ("", "Paris", 0.0, 0.0, False),
         ("Paris", "", 0.0, 0.0, False),
-        ("the", "a", 0.0, 0.0, False),  # nothing is left of either
-        ("paris paris", "paris", 2 / 3, 2 / 3, False),  # words count as often as they stand
+        ("the", "a", 0.0, 0.0, False),  # both are empty after normalisation
+        ("paris paris", "paris", 2 / 3, 2 / 3, False),  # repeated words count
         ("paris paris", "paris paris london", 0.8, 0.8, False),
         ("yes", "Yes.", 1.0, 1.0, True),
         ("yes it is", "yes", 0.0, 0.0, False),
         ("yes", "yes it is", 0.0, 0.0, False),
         ("no", "yes", 0.0, 0.0, False),
         ("no answer", "noanswer", 0.0, 0.0, False),
-        ("no one", "no man", 0.5, 0.5, False),  # "no" among others is a word like any other
-        ("b a c", "a c b", 1.0, 1.0, False),  # the order of words does not matter to F1
+        ("no one", "no man", 0.5, 0.5, False),  # "no" within an answer is an ordinary word
+        ("b a c", "a c b", 1.0, 1.0, False),  # the order of words does not affect F1
         (f"{'x ' * 16}y", "y", 0.0, 2 / 18, False),
         ("y z z z z", "y y y y y z", 4 / 11, 4 / 11, False),  # P 2/5, R 2/6
-        ("a b c d e f", "f g h i j k", 0.0, 2 / 11, False),  # 1/5 and 1/6: one article is gone
+        ("a b c d e f", "f g h i j k", 0.0, 2 / 11, False),  # 1/5 and 1/6: one article is removed
     ],
 )
 def test_hand_computed(said, right, reward, f1, exact):
@@ -71,7 +72,7 @@ def test_hand_computed(said, right, reward, f1, exact):
 
 
 def test_the_edge_of_what_is_worth_anything():
-    """F1 = 2c / (said + right): 0.3 with 3 of 10 + 10, below it with 3 of 11 + 10."""
+    """F1 = 2c / (said + right): 0.3 with 3 of 10 + 10, below 0.3 with 3 of 11 + 10."""
     right = " ".join(f"r{i}" for i in range(10))
     common = "r0 r1 r2"
     assert score_answer(common + " x" * 7, right)["reward"] == pytest.approx(0.3)
@@ -110,7 +111,7 @@ def test_a_right_answer_with_an_empty_normal_form_is_matched_by_itself(text):
 
 
 def squad(said, right):
-    """(exact match, F1) as SQuAD's evaluation defines them, written down a second time."""
+    """An independent version of (exact match, F1) by SQuAD's definitions."""
 
     def form(text):
         bare = "".join(c for c in text.lower() if c not in string.punctuation)

@@ -1,4 +1,4 @@
-"""A corpus on disk: its lines, its texts, BM25 over it; whatever is wrong is named."""
+"""A corpus on disk: its lines, its texts, BM25 over it, and error messages that name the fault."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ TEXTS = ['"Title"\nline', "", "\U0001f600 ümläut \x00 end", "a\u2028b <|im_end
 
 
 def write(path, texts):
-    """A corpus as wiki-18's."""
+    """Write a corpus in the format of wiki-18."""
     lines = [json.dumps({"id": str(i), "contents": t}) + "\n" for i, t in enumerate(texts)]
     data = "".join(lines).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -28,7 +28,7 @@ def write(path, texts):
 
 
 def stored(folder, texts, *, stem=False):
-    """`Words` over texts."""
+    """A `Words` index over texts."""
     folder.mkdir(exist_ok=True)
     write_words(folder, write_passages(folder, iter(texts)), stem=stem)
     return Words(folder)
@@ -66,7 +66,7 @@ def test_a_corpus_that_is_none(tmp_path):
             list(read_corpus(path))
     with pytest.raises(ValueError, match="no corpus at .*nowhere.jsonl"):
         list(read_corpus(tmp_path / "nowhere.jsonl"))
-    path.write_bytes(b'{"contents": "half \\ud800"}\n')  # half of a surrogate pair
+    path.write_bytes(b'{"contents": "half \\ud800"}\n')  # half a surrogate pair
     assert list(read_corpus(path)) == ["half \ufffd"]
     path.write_bytes(b"\n")
     with pytest.raises(ValueError, match="at least one text, got none"):
@@ -97,7 +97,7 @@ def test_texts_that_are_incomplete(tmp_path):
 def test_the_same_is_found_as_in_memory(tmp_path, stem, monkeypatch):
     if stem:
         pytest.importorskip("Stemmer")
-    monkeypatch.setattr(passages, "CHUNK", 37)  # 400 passages: eleven pieces
+    monkeypatch.setattr(passages, "CHUNK", 37)  # 405 texts: eleven chunks
     world = make_world(2**60 + 1, 100)
     texts = [*world.passages, "", "the of", *world.passages[:3]]
     ours, theirs = stored(tmp_path, texts, stem=stem), BM25(texts, stem=stem)
@@ -106,7 +106,7 @@ def test_the_same_is_found_as_in_memory(tmp_path, stem, monkeypatch):
     queries = [*world.things["person"], "born in", "lies works lies", "zzz", "", "\x00", "the"]
     queries += [" ".join(draws.shuffled(texts[i].split())[:4]) for i in range(100)]
     for mine, other in zip(ours.search(queries, 5), theirs.search(queries, 405), strict=True):
-        # bm25s rounds elsewhere, so documents whose scores are equal may change places.
+        # bm25s rounds differently, so documents with equal scores may change places.
         score = {d.name: d.score for d in other}
         assert len(mine) == min(len(other), 5)
         for place, document in enumerate(mine):

@@ -26,7 +26,8 @@ from ragen_jax.envs.search_qa.world import (
 
 pytestmark = pytest.mark.fast
 
-# sha256 of the passages of worlds 0..9 of 20 things. Whoever changes it changes every problem.
+# sha256 of the passages of worlds 0..9 of 20 things. A different digest means that every problem
+# has changed.
 WORLDS_0_TO_9 = "30ab340d7cb7b569bc4613e96852b839103fe7a0249d36f83e172e3a066f0654"
 
 CHAIN = (Link("Marwyn", "birthplace", "Corford"), Link("Corford", "mayor", "Zannell"))
@@ -69,7 +70,7 @@ def test_worlds_are_pure_and_differ():
     assert make_world(1, 20) == one != make_world(2, 20)
     worlds = [make_world(number, MAX_THINGS) for number in (0, 1)]
     assert worlds[0].things == worlds[1].things == name_things(MAX_THINGS)
-    assert len(set(worlds[0].passages) & set(worlds[1].passages)) < 5  # but other facts
+    assert len(set(worlds[0].passages) & set(worlds[1].passages)) < 5  # but the facts differ
     few = name_things(5)
     assert all(few[kind] == names[:5] for kind, names in name_things(240).items())
 
@@ -98,13 +99,13 @@ def test_chains_are_linked_and_their_questions_have_one_answer(hops):
         assert len(set(met)) == hops + 1
         assert all(world.links[link.x][link.relation] == link for link in chain)
         assert asked.setdefault(ask(chain), chain) == chain
-        # Followed from its words alone, from the back.
+        # Follow the chain from the words of the question alone, from the end.
         words = re.fullmatch(r"(?:Who|What) is the (.*) of (\w+)\?", ask(chain))
         thing = words[2]
         for relation in reversed(words[1].split(" of the ")):
             thing = world.links[thing][relation].y
         assert thing == chain[-1].y
-        if hops > 1:  # the last step is told by the passage about its own thing alone
+        if hops > 1:  # only the passage about that thing states the last step
             first = world.passages[list(world.links).index(chain[0].x)]
             assert chain[-1].sentence() not in first
     assert found > 80
@@ -112,7 +113,7 @@ def test_chains_are_linked_and_their_questions_have_one_answer(hops):
 
 
 def test_the_tokenizer_keeps_what_is_written_whole():
-    """Passages and questions are cut into words with nothing left but punctuation and spaces."""
+    """In passages and questions, only punctuation and spaces remain besides the listed words."""
     world = make_world(0, 30)
     pattern = "|".join(re.escape(word) for word in sorted(words(30), key=len, reverse=True))
     texts = [*world.passages]

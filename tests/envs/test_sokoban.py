@@ -36,8 +36,8 @@ ALL_BUT_P = """\
 #_S_#
 #####"""
 
-# sha256 of the grid texts of seeds 0..49 with default options. Whoever changes it changes every
-# room, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the grid texts of seeds 0..49 with default options. A different digest means that every
+# room has changed, and with it warm starts, evaluation sets and resumed runs.
 ROOMS_0_TO_49 = "42c2fb63b9fce61acccacd42662dbb652314dfab8f373a207d9556c9ebee8d27"
 
 
@@ -48,7 +48,7 @@ def rooms_digest() -> str:
 
 
 def play(env, state, actions) -> list[Step]:
-    """The steps of a whole sequence of actions."""
+    """The steps of a sequence of actions."""
     steps = []
     for action in actions:
         steps.append(env.step(state, action, RNG))
@@ -64,7 +64,7 @@ def images(text: str) -> list[str]:
 
 
 def text_step(text: str, action: str) -> str:
-    """The rules once more, on the text itself: an independent twin of `Sokoban.step`."""
+    """An independent implementation of `Sokoban.step` on the text."""
     grid = [list(row) for row in text.split("\n")]
     (r, c) = next((r, c) for r, row in enumerate(grid) for c, s in enumerate(row) if s in "PS")
     dr, dc = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}[action]
@@ -85,7 +85,7 @@ def text_step(text: str, action: str) -> str:
 
 
 def brute_force_length(text: str, limit: int = 10**9) -> int | None:
-    """The shortest solution by plain breadth-first search over texts, without any pruning."""
+    """The length of a shortest solution, by breadth-first search over texts without pruning."""
     queue, seen = deque([(text, 0)]), {text}
     while queue:
         text, depth = queue.popleft()
@@ -420,7 +420,7 @@ def test_plans_are_shortest(options, count):
 
 
 def test_solver_on_any_position_met_in_random_play():
-    """Random play makes dead positions: the solver must call exactly those unsolvable."""
+    """Random play makes dead positions, and the solver must call exactly those unsolvable."""
     env = Sokoban(num_boxes=1, split=None)
     rng = np.random.default_rng(5)
     lost = 0
@@ -442,13 +442,14 @@ def test_solver_limits_and_special_cases():
     assert env.solve(env.parse("P_XO"), max_moves=1) is None
     assert env.solve(env.parse("#####\n#XPO#\n#####")) is None
     assert env.solve(env.parse("####\n#PO#\n#_X#\n####")) is None
-    # Of the two orders, the one that ends with the player on the lower cell (see `_trace`).
+    # Of the two orders, the solver takes the order that ends with the player on the lower cell
+    # (see `_trace`).
     assert env.solve(env.parse("#######\n#OXPXO#\n#######")) == ("Right", "Left", "Left")
 
 
 @pytest.mark.medium
 def test_live_cells_by_pushing_from_every_cell():
-    """The twin pushes forwards on positions; a cell solvable for some player must be live."""
+    """A second implementation pushes forwards; a cell solvable for some player must be live."""
     env = Sokoban(split=None)
     for seed in range(10):
         room = env.reset(seed).room
@@ -469,7 +470,7 @@ def test_live_cells_by_pushing_from_every_cell():
 
 
 def test_ties_are_broken_as_documented():
-    """Of three equal ways to the box, read from the last action: Down goes before Right."""
+    """Of three equal paths to the box, compared from the last action: Down comes before Right."""
     env = Sokoban()
     state = env.parse("P__\n___\n__X\n__O")
     assert env.solve(state) == ("Right", "Right", "Down", "Down")

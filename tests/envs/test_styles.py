@@ -1,4 +1,4 @@
-"""envs/styles.py: the ways to think that an environment offers, told from each other."""
+"""envs/styles.py: the reasoning styles that an environment offers, and how they differ."""
 
 import collections
 import itertools
@@ -43,7 +43,7 @@ def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environ
             assert styles["silent"].wrote(text) == (name == "silent")
             assert not styles[name].wrote(text + " Up?")
             assert not styles[name].openings or text.startswith(styles[name].openings)
-        # Hybrids, as an agent between two styles writes them.
+        # Hybrids that an agent between two styles writes.
         half, other = texts["grounded"].split(" plan")[0], texts["template"]
         for hybrid in (f"{half} and win", f"{other} plan Up", other[:-3], f"Now {half} plan Up"):
             assert not any(style.wrote(hybrid) for style in styles.values())
@@ -55,7 +55,7 @@ def test_every_sentence_of_the_template_is_as_likely_as_the_others():
     sentences = [style.write(None, (), rng) for _ in range(N)]
     assert math.log2(math.prod(map(len, TEMPLATE))) == 39
     choices = 2**18
-    # As many distinct ones as N draws from so many give, within six standard deviations.
+    # The expected number of distinct sentences in N draws, within six standard deviations.
     expected = choices * -math.expm1(N * math.log1p(-1 / choices))
     assert abs(len(set(sentences)) - expected) < 6 * math.sqrt(N**2 / (2 * choices))
     firsts = collections.Counter(text.split()[0] for text in sentences)
@@ -75,7 +75,7 @@ def test_a_sentence_is_a_token_a_word_and_no_longer_than_what_explain_writes(env
 
     for style in styles.values():
         assert all(tokens(opening) == 1 for opening in style.openings)
-    pairs = itertools.pairwise(TEMPLATE)  # no word is read across the next one's beginning
+    pairs = itertools.pairwise(TEMPLATE)  # no word merges with the start of the next word
     assert {tokens(a + b) for slots in pairs for a, b in itertools.product(*slots)} == {2}
     assert {tokens(styles["template"].write(None, (), rng)) for _ in range(50)} == {13}
     explained = []

@@ -1,4 +1,4 @@
-"""Sudoku: answers by hand and hostile ones, singles, the generator, symmetries, the splits."""
+"""Sudoku: answers by hand, hostile answers, singles, the generator, symmetries, the splits."""
 
 import dataclasses
 import hashlib
@@ -54,8 +54,8 @@ LARGE = """\
 . . . | 4 1 9 | . . 5
 . . . | . 8 . | . 7 9"""
 
-# sha256 of the observations of seeds 0..49 with default options. Whoever changes it changes every
-# problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options. A different digest means that
+# every problem has changed, and with it warm starts, evaluation sets and resumed runs.
 PROBLEMS_0_TO_49 = "ccf296df495020db7f06dd46661c3eb55ed3e56be73dca49a33ab572b34b9505"
 
 
@@ -79,7 +79,7 @@ def solutions(cells: str) -> list[str]:
 
 
 def clashes(cells: str, cell: int, digit: str) -> bool:
-    """Whether another cell of the same row, column or box holds the digit."""
+    """Whether another cell in the same row, column or box has the digit."""
     size = math.isqrt(len(cells))
     side = math.isqrt(size)
     row, column = divmod(cell, size)
@@ -96,7 +96,7 @@ def clashes(cells: str, cell: int, digit: str) -> bool:
 
 
 def symmetric(cells: str, rng: random.Random) -> str:
-    """A random image: rows in bands, bands, columns, stacks, transposition, names of digits."""
+    """A random symmetric image: rows, bands, columns and stacks permuted, digits renamed."""
     size = math.isqrt(len(cells))
     side = math.isqrt(size)
 
@@ -212,14 +212,14 @@ def test_parse_refuses_what_singles_do_not_solve():
 
 # ---- answers ------------------------------------------------------------------------------------
 
-# (answer, right, wrong) for GRID and two placements an answer
+# (answer, right, wrong) for GRID and two placements per answer
 ANSWERS = [
     ("r1c1=2", 1, 0),
     ("r1c1=2||r3c1=1", 2, 0),
-    ("r1c1=2 || r3c1=1 || r3c2=3", 2, 0),  # a third is not read
+    ("r1c1=2 || r3c1=1 || r3c2=3", 2, 0),  # the third placement is ignored
     ("r1c1=3||r1c1=2", 1, 1),
-    ("r1c1=2||r1c1=2", 1, 1),  # no longer empty
-    ("r1c2=4", 0, 1),  # given
+    ("r1c1=2||r1c1=2", 1, 1),  # the cell is no longer empty
+    ("r1c2=4", 0, 1),  # a given cell
     ("r1c2=1", 0, 1),
     ("r1c1=1", 0, 1),  # breaks a rule
     ("r3c1=3", 0, 1),  # breaks another
@@ -276,7 +276,8 @@ def test_a_whole_episode_with_exact_rewards():
         state = step.state
         rewards.append(step.reward)
         dones.append(step.done)
-    assert rewards == pytest.approx([0.0, 0.2, 0.0, 1.1])  # behind the last cell nothing is read
+    # placements after the last cell are ignored
+    assert rewards == pytest.approx([0.0, 0.2, 0.0, 1.1])
     assert dones == [False] * 3 + [True] and env.grid_text(state) == SOLVED
     assert step.info == {"success": True, "right": 1, "wrong": 0}
     for answer in ("r1c1=2", "", "r1c1=3"):
@@ -293,7 +294,7 @@ def test_as_many_placements_are_read_as_asked():
 
 
 def hostile_answers(count: int) -> list[str]:
-    """Hand-made kinds, and mutations of answers."""
+    """Handmade answers, and mutations of answers."""
     rng = random.Random(0)
     answers = [
         *("", " " * 10**6, "\n" * 10**6, "||" * 10**6, ";" * 500, "r" * 10**6, "9" * 10**6),
@@ -339,7 +340,7 @@ def test_any_text_is_an_answer(text):
 
 
 def test_singles_find_the_solution_that_brute_force_finds():
-    """On random sub-grids: what singles complete has one solution, which is theirs."""
+    """On random sub-grids: a grid that singles complete has one solution, the one they find."""
     rng = random.Random(2)
     solved = stuck = 0
     for seed in range(200):
@@ -362,10 +363,10 @@ def test_singles_find_the_solution_that_brute_force_finds():
 
 def test_hidden_singles_by_hand():
     cells = parse(GRID)
-    # Row 4 has two empty cells; 3 fits the third column alone, and 1 the fourth.
+    # Row 4 has two empty cells; 3 fits only the third column, and 1 only the fourth.
     assert hidden_in(cells, 14, "3") == "row" and hidden_in(cells, 15, "1") == "row"
     assert hidden_in("." * 16, 0, "1") is None
-    column = "...." + ".1.." + "...." + "..1."  # leaves 1 to neither row 2, 4 nor columns 2, 3
+    column = "...." + ".1.." + "...." + "..1."  # 1 fits neither rows 2 and 4 nor columns 2 and 3
     assert candidates(column, 0) == "234" and hidden_in(column, 12, "4") is None
     assert hidden_in(column, 8, "1") == "row" and candidates(column, 8) == "1234"
 
@@ -408,7 +409,7 @@ def test_explanations_by_hand():
         "r3c1 row . . 2 4 column . 3 . 4 box . . 4 2 leaves 1"
     )
     state = env.parse(grid_text(".1.4" + ".2.." + "...." + "14.."))
-    # No other cell of row 1 fits 2; and once r4c3 is 3, 2 is left to r4c4.
+    # 2 fits no other cell of row 1; and once r4c3 is 3, only 2 fits r4c4.
     assert env.explain(state, ["r1c3=2"]) == (
         "r1c3 row . 1 . 4 column . . . . box . 4 . . leaves 2 3 row needs 2"
     )
@@ -443,12 +444,12 @@ def test_all_that_an_expert_states_is_so(options):
         ("R1C1: row . 4 1 3, column . 3 . 3", (1, 2)),
         ("r1c1 row 4 1 3", (0, 1)),
         ("r1c2 is 4, r2c2 is 4. r1c1 is 2", (1, 3)),
-        ("r1c2 leaves 4", (0, 1)),  # it is not empty
+        ("r1c2 leaves 4", (0, 1)),  # the cell is not empty
         ("r3c2 leaves 3 row needs 3", (1, 1)),
         ("r3c2 leaves 1 3", (0, 1)),
         ("r5c1 is 1 r9c9 row 1 2", (0, 2)),
         ("r1c1=2 r1c2 4", (0, 0)),  # a plan
-        ("row . 4 1 3", (0, 0)),  # of nothing
+        ("row . 4 1 3", (0, 0)),  # names no row
         ("r1c1 row" + " 1" * 3000, (0, 1)),
         ("r1c1" + " row" * 3000, (0, 0)),
         ("r1c1 is 22", (0, 0)),
@@ -543,7 +544,7 @@ def test_symmetric_problems_are_in_one_split(size, blanks):
         assert {invariant(image) for image in images} == {invariant(state.cells)}
         assert len(set(images)) > 6
         invariants.add(invariant(state.cells))
-    assert len(invariants) > 20  # it is not one for all
+    assert len(invariants) > 20  # the invariant tells different problems apart
 
 
 @pytest.mark.parametrize("size, blanks", [(4, (4, 8)), (9, (30, 45))])
@@ -559,7 +560,7 @@ def test_turned_mirrored_and_renamed_problems_are_one(size, blanks):
             images.add(identity(text))
         assert images == {env.identity(state)}
     swapped = parse(GRID)
-    swapped = swapped[4:8] + swapped[:4] + swapped[8:]  # rows of one band
+    swapped = swapped[4:8] + swapped[:4] + swapped[8:]  # swaps two rows of one band
     assert identity(swapped) != identity(parse(GRID))
 
 
@@ -567,7 +568,7 @@ def test_turned_mirrored_and_renamed_problems_are_one(size, blanks):
 def test_splits_share_no_problem_and_have_their_shares():
     found, classes = {}, {}
     for split in SPLITS:
-        env = Sudoku(split=split, blanks=(2, 4))  # so few that many repeat
+        env = Sudoku(split=split, blanks=(2, 4))  # few enough problems that many repeat
         states = [env.reset(seed) for seed in range(500)]
         found[split] = {env.identity(state) for state in states}
         classes[split] = {invariant(state.cells) for state in states}

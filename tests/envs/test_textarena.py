@@ -21,7 +21,7 @@ def test_without_the_package_it_is_named(monkeypatch):
 
 
 class Game:
-    """One turn, which earns the reward that it says."""
+    """A game of one turn whose reward is the number in the reply."""
 
     def reset(self, num_players, seed):
         pass
@@ -56,7 +56,7 @@ def test_a_game_is_won_from_the_threshold_on(monkeypatch):
 
 
 def search(environment, state, low=1, high=20):
-    """(guesses, last step) of a player that halves."""
+    """(guesses, last step) of a player that bisects."""
     guesses = []
     while True:
         guesses.append((low + high) // 2)

@@ -1,4 +1,4 @@
-"""WebShop: pages by hand, what actions do, the search, goals, prices, splits, the expert."""
+"""WebShop: pages by hand, effects of actions, search, goals, prices, splits, the expert."""
 
 import dataclasses
 import hashlib
@@ -20,8 +20,9 @@ for package in ("bm25s", "Stemmer", "thefuzz"):
     pytest.importorskip(package)
 pytestmark = pytest.mark.fast
 
-# sha256 of what seeds 0..49 show with default options, on the way of the expert. Whoever changes it
-# changes every problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options, along the expert's path. A
+# different digest means that every problem has changed, and with it warm starts, evaluation sets
+# and resumed runs.
 PAGES_0_TO_49 = "97c046f47c9349d7346a7faf38da8945b1e98b005ef3d4c852300fa0492df6c6"
 
 
@@ -37,7 +38,7 @@ def pages_digest() -> str:
 
 
 def play(env, state, *actions):
-    """The state behind the actions, each of which the page has."""
+    """The state after the actions; the pages must offer each of them."""
     for action in actions:
         step = env.step(state, action)
         assert step.info["valid"], (action, env.render(state))
@@ -109,7 +110,7 @@ TOP = f"Instruction: [SEP] {GOAL} [SEP] Back to Search"
 
 
 def start(environment):
-    """The first goal, of a cap that is known."""
+    """The first goal, with a known cap."""
     state = environment.reset(0)
     assert state.goal.options == (("color", "gold"), ("size", '10" small'))
     text = state.goal.instruction.rpartition(", and price")[0]
@@ -126,7 +127,8 @@ def test_the_first_page(environment):
 
 
 def test_pages_of_results(environment):
-    """Ten a page, of all that has the word; further pages have a way back, all a way on."""
+    """Ten results per page, of all products with the word; later pages have a way back, and all
+    pages have a way forward."""
     own = environment()
     state = play(own, start(own), "search[mug]")
     first = [f"B0MUG{i:02d} [SEP] Mug number {i} [SEP] $20.0 to $30.0" for i in range(23)]
@@ -137,7 +139,7 @@ def test_pages_of_results(environment):
     assert own.render(state) == " [SEP] ".join(
         [TOP, "Page 3 (Total results: 23)", "< Prev", "Next >", *first[20:]]
     )
-    state = play(own, state, "click[next >]")  # behind the last one
+    state = play(own, state, "click[next >]")  # after the last page
     assert own.render(state) == f"{TOP} [SEP] Page 4 (Total results: 23) [SEP] < Prev [SEP] Next >"
     assert play(own, state, "click[< prev]").number == 3
 
@@ -150,7 +152,7 @@ def test_a_search_that_finds_nothing(environment):
 
 
 def test_a_products_page(environment):
-    """Options by name, then values; of its price what is told, and not what was drawn."""
+    """Options by name, then values; the displayed price is the text, not the drawn price."""
     own = environment()
     state = play(own, start(own), "search[brass lamp]", "click[b0lamp]")
     expected = [
@@ -183,12 +185,12 @@ def test_pages_below_a_products(environment, label, texts):
     item = play(own, start(own), "search[brass lamp]", "click[b0lamp]", "click[tall]")
     state = play(own, item, f"click[{label}]")
     assert own.render(state) == " [SEP] ".join([TOP, "< Prev", *texts])
-    assert play(own, state, "click[< prev]") == item  # with what was chosen
+    assert play(own, state, "click[< prev]") == item  # with the chosen options
 
 
 def test_texts_that_are_not_there(environment):
-    """What is empty is no text of a page; a list's entries have a space before them, which shows as
-    an empty text unless a line ends in it."""
+    """Empty texts are not on a page; entries of a list have a leading space, which shows as an
+    empty text unless a line ends in it."""
     own = environment()
     state = play(own, start(own), "search[<q> things]")
     assert own.render(state).endswith("(Total results: 1) [SEP] Next > [SEP] b0bare [SEP] $100.0")
@@ -200,7 +202,7 @@ def test_texts_that_are_not_there(environment):
 
 
 def test_actions_that_are_shown(environment):
-    """As RAGEN lists them: a page of results that is empty behind another shows no way on."""
+    """As RAGEN lists them: an empty page of results after another page shows no way forward."""
     own = environment(show_choices=True)
     state = start(own)
     shown = own.render(state).splitlines()
@@ -209,13 +211,14 @@ def test_actions_that_are_shown(environment):
     assert own.choices(state) == ("click[back to search]", "click[next >]", "click[b0lamp]")
     empty = play(own, state, "click[next >]")
     assert own.choices(empty) == ("click[back to search]", "click[< prev]")
-    assert play(own, empty, "click[next >]").number == 3  # which works
+    # the action works although it is not listed
+    assert play(own, empty, "click[next >]").number == 3
     state = play(own, state, "click[b0lamp]")
     assert own.choices(state) == tuple(
         f"click[{label}]"
         for label in (
             *("back to search", "< prev", "description", "features", "reviews", "buy now"),
-            *("gold", "black | white", '10" small', "tall"),  # each once
+            *("gold", "black | white", '10" small', "tall"),  # each only once
         )
     )
     assert own.choices(play(own, state, "click[reviews]")) == (
@@ -275,7 +278,7 @@ def test_capitals_do_not_matter_and_brackets_may_be_in_a_label(environment):
 
 
 def test_options(environment):
-    """The last click on a name counts, and of a value that two have the last on the page."""
+    """The last click on a name counts; a value of two options belongs to the last on the page."""
     own = environment()
     item = play(own, start(own), "search[brass]", "click[b0lamp]")
     state = play(own, item, "click[tall]", "click[black | white]", 'click[10" small]')
@@ -301,7 +304,7 @@ def test_buying(environment):
     own = environment()
     item = play(own, start(own), "search[brass]", "click[b0lamp]", 'click[10" small]')
     step = own.step(item, "click[buy now]")
-    # easy clean, the size and the price of four; the colour was not chosen
+    # easy clean, the size and the price count, of four parts; the colour was not chosen
     assert step.done and step.reward == 3 / 4 and own.render(step.state).startswith("Thank you")
     assert step.info == {
         **{"success": False, "valid": True, "raw_reward": 3 / 4, "type": 1.0},
@@ -310,7 +313,7 @@ def test_buying(environment):
     assert environment(binary=True).step(item, "click[buy now]").reward == 0.0
     again = own.step(step.state, "click[buy now]")
     assert again.done and again.reward == 0.0 and not again.info["valid"]
-    # The last clicks decide: "gold" is a size, too, by which the colour cannot be chosen here.
+    # The last click decides: "gold" is a size as well, so that colour cannot be chosen here.
     assert own.step(play(own, item, "click[gold]"), "click[buy now]").reward == 3 / 4
 
 
@@ -328,7 +331,7 @@ def test_buying_all_that_is_wanted_is_a_success(environment, monkeypatch):
 
 
 def bm25(texts, query):
-    """Scores by the formula, of words in no need of stems."""
+    """Scores by the formula, for words that need no stemming."""
     words = [text.split() for text in texts]
     mean = np.mean([len(w) for w in words])
     scores = []
@@ -378,7 +381,7 @@ def test_words_are_lucenes(text, words):
 
 
 def test_what_a_product_is_found_by():
-    """Title, description, its first bullet alone, names and values of its options."""
+    """Title, description, only the first bullet, and the names and values of the options."""
     assert search.indexed_text(LAMP) == (
         "brass lamp, dimmable a lamp for the desk.\n it is made of brass.  warm light "
         'color: gold, black | white, and size: 10" small, tall, gold'
@@ -411,7 +414,7 @@ def test_the_query_is_cut(environment):
 
 
 def test_caps():
-    """The larger of two of the next four multiples of ten, none above 990."""
+    """The larger of two draws from the next four multiples of ten, and none above 990."""
     drawn = [draw_cap(25.0, catalogue.cap_draws(2**63 - 1, row)) for row in range(2000)]
     counts = {cap: sum(found == cap for found, _ in drawn) for cap in (30, 40, 50, 60)}
     expected = {30: 0, 40: 1 / 6, 50: 2 / 6, 60: 3 / 6}
@@ -425,7 +428,7 @@ def test_caps():
 
 
 def test_a_goal_for_each_way_to_choose(environment):
-    """Options by their names' order, whatever the page's; texts as the original writes them."""
+    """Options are in the order of their names, not of the page; texts are as in the original."""
     found = environment().shop.goals
     values = (("gold", "black | white"), ('10" small', "tall", "gold"))
     ways = [(("color", c), ("size", s)) for c, s in itertools.product(*values)]
@@ -440,8 +443,8 @@ def test_a_goal_for_each_way_to_choose(environment):
 
 
 def test_the_generated_catalogue():
-    """Of as many, all different; others keep theirs when there are more; a title tells two
-    attributes, the first bullet the third; goals ask for the two."""
+    """A prefix of a larger catalogue is the smaller catalogue, and all products differ; a title
+    names two attributes, the first bullet the third; goals ask for the first two."""
     products = generate_catalogue(500, seed=2**63 - 1)
     assert products[:200] == generate_catalogue(200, seed=2**63 - 1)
     assert len({product.asin for product in products}) == 500
@@ -524,7 +527,7 @@ def test_pages_are_pinned():
 
 @pytest.mark.medium
 def test_goals_come_round_and_splits_share_none():
-    """Seeds that follow each other are other goals; in WebShop's and RAGEN's order."""
+    """Successive seeds give different goals, in WebShop's and RAGEN's order."""
     splits = ("imitation", "train", "eval", None)
     own = {split: WebShop(split=split, products=200) for split in splits}
     found = {split: [x.reset(s) for s in range(1000)] for split, x in own.items()}
@@ -541,7 +544,7 @@ def test_goals_come_round_and_splits_share_none():
     random.Random(233).shuffle(order)
     random.Random(42).shuffle(permuted)
     assert [x.goal for x in found[None][:number]] == [order[place] for place in permuted]
-    high = 2**63 - 1 - (2**63 - 1) % number  # a multiple of it
+    high = 2**63 - 1 - (2**63 - 1) % number  # a multiple of the number of goals
     assert own[None].reset(high) == own[None].reset(0) != own[None].reset(high + 1)
 
 
@@ -559,7 +562,7 @@ def test_identity_is_what_is_wanted():
 
 @pytest.mark.parametrize("options", [{}, {"per_page": 3, "options": 1}, {"options": 0}])
 def test_the_expert_buys_what_is_wanted(options):
-    """From the beginning, and from wherever a stranger left off."""
+    """From the start, and from any state that random play has reached."""
     own = WebShop(split=None, products=300, **options)
     rng = np.random.default_rng(2**60)
     for seed in range(150):
@@ -609,7 +612,7 @@ def test_explanations(environment):
         'want gold, 10" small so tall',
         'want gold, 10" small have tall so buy now',
     ]
-    # "easy", "clean", "desk" and "lamps" are no words of this instruction, which says "lamp".
+    # "easy", "clean", "desk" and "lamps" are not in this instruction, which says "lamp".
     assert [own.grounded(s, t) for s, t in zip(shown, told, strict=True)] == [
         *((0, 4), (1, 5), (2, 2), (3, 3)),
     ]
@@ -620,7 +623,7 @@ def test_explanations(environment):
 
 
 def test_words_are_what_pages_and_the_expert_say():
-    """Cut by the tiny agent's tokenizer, a page is few more than its words."""
+    """With the tiny agent's tokenizer, a page has few more tokens than words."""
     from ragen_jax.model.tokenizer import build_tokenizer
 
     own = WebShop(per_page=3, options=1, show_choices=False, show_clicked=True)

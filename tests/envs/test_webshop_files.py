@@ -1,4 +1,4 @@
-"""WebShop's files: what is read of them, what is kept, what is wrong with them."""
+"""WebShop's files: which fields are read, the stored cache, and errors in the files."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ HARD = "caf\u00e9 \U0001f600 </think><|im_end|> [SEP] \\ \"quoted\" \u2028 {'a':
 
 
 def item(asin="B000000001", **changes):
-    """A row as items_shuffle*.json has it, with fields that nobody reads."""
+    """A row as in items_shuffle*.json, with additional fields that the reader ignores."""
     fields = {
         "asin": asin,
         "name": "Cotton Shirt",
@@ -44,7 +44,7 @@ def item(asin="B000000001", **changes):
 
 
 def written(folder, items, attributes=None, instructions=None, nouns=None):
-    """The files' paths."""
+    """Write the files and return their paths."""
     found = {}
     for name, content in {
         "products": items,
@@ -111,7 +111,7 @@ def test_fields_in_other_forms(tmp_path, changes, expected):
 
 
 def test_which_products_are_left_out(tmp_path):
-    """Those called "nan", those of more than ten characters, and second ones."""
+    """Products called "nan", with ids of more than ten characters, or with a repeated id."""
     names = ["B1", "nan", "B2", "12345678901", "B1", "1234567890"]
     found = read(tmp_path, [item(name) for name in names])
     assert [(x.asin, x.row) for x in found] == [("B1", 0), ("B2", 2), ("1234567890", 5)]
@@ -125,7 +125,7 @@ def test_an_attributes_file_that_says_nothing(tmp_path):
 
 
 def test_what_people_asked_for(tmp_path):
-    """In place of what the attributes' file asks; those who name no attribute are left out."""
+    """These replace the wishes in the attributes file; wishes without an attribute are left out."""
     said = {"B1": {"attributes": ["a"], "instruction": "no", "instruction_attributes": ["a"]}}
     person = {"instruction": "i want it.", "instruction_attributes": ["a"]}
     people = {
@@ -139,7 +139,8 @@ def test_what_people_asked_for(tmp_path):
     wishes = (Wish("i want it.", ("a",), ("red", "x-large")), Wish("again", ("a",), ()))
     assert [x.wishes for x in found] == [wishes, ()]
     first, second = (make_goal(found[0], 0, number, seed=5) for number in range(2))
-    assert first.instruction.startswith("i want it, and price lower than ")  # without its full stop
+    # without the final full stop
+    assert first.instruction.startswith("i want it, and price lower than ")
     assert first.options == ("red", "x-large") and second.options == ()
     with pytest.raises(IndexError):
         make_goal(found[0], 0, 2, seed=5)
@@ -159,13 +160,13 @@ def test_prices_in_a_range_are_drawn_from_the_seed(tmp_path):
     assert prices != [x.price for x in read(tmp_path, rows, seed=2**63 - 2)]
     assert len(set(prices)) == 400 and 10 <= min(prices) < 11 and 29 < max(prices) < 30
     assert abs(np.mean(prices) - 20) < 1
-    # Each row's is its own: those before do not move it.
+    # Each row has its own draw, which does not depend on earlier rows.
     assert read(tmp_path, [item("nan"), *rows[1:]], seed=2**63 - 1)[0].price == prices[1]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_a_file_is_read_piece_by_piece(tmp_path, monkeypatch, chunk):
-    """Wherever a piece ends: in a number, a name, an escape, between two rows."""
+    """A piece may end anywhere: in a number, a name, an escape, between two rows."""
     rows = [item(f"B{i}", name=f"{HARD} {i}", number=-1.5e-7, n=123456) for i in range(3)]
     said = {f"B{i}": {"attributes": [HARD]} for i in range(3)}
     plain = read(tmp_path, rows, said)
@@ -281,11 +282,11 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
         list(read_products(paths, seed=0))
 
 
-# ------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------- stored cache
 
 
 def as_files(folder, catalogue):
-    """A generated catalogue as the data set's files have one."""
+    """Write a generated catalogue in the format of the data set's files."""
     items = [
         item(
             product.asin,
@@ -329,7 +330,7 @@ def given(tmp_path, cache):
 
 
 def test_files_are_what_they_were_written_from(given, capsys):
-    """All products and goals, as they are without files, the search and its lists."""
+    """All products and goals are the same as without files, and so are the search and its lists."""
     catalogue, options = given
     shop = make_env("webshop", split="train", **options).shop
     assert [shop.products[i] for i in range(600)] == list(catalogue) and len(shop.products) == 600
@@ -346,12 +347,12 @@ def test_files_are_what_they_were_written_from(given, capsys):
     make_env("webshop", split="eval", **options)
     kept._open.cache_clear()
     make_env("webshop", split="eval", **options)
-    assert "reading" not in capsys.readouterr().out  # once
+    assert "reading" not in capsys.readouterr().out  # read only once
 
 
 @pytest.mark.medium
 def test_splits_are_those_of_the_released_wrapper(given):
-    """By WebShop's and RAGEN's own generators, of Python."""
+    """Compared with WebShop's and RAGEN's Python generators."""
     catalogue, options = given
     envs = {split: make_env("webshop", split=split, **options) for split in ("imitation", "eval")}
     envs["train"] = env = make_env("webshop", split="train", **options)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fast
 
 
 def product(**changes):
-    """A red or blue shirt."""
+    """A shirt that comes in red or dark blue."""
     fields = dict(
         asin="B1",
         title="Acme cotton shirt",
@@ -47,24 +47,24 @@ def goal(**changes):
 WANTED = product()
 OTHER = dict(query="mugs", product_category="Kitchen › Mugs")
 
-# (what is bought, the goal, what is chosen, the reward as a fraction): parts are one for each
-# attribute and option, and one for the price.
+# (bought product, goal, chosen options, reward as a fraction). There is one part for each attribute
+# and option, and one for the price.
 PURCHASES = [
-    # all that was asked for
+    # everything that the goal asks for
     (product(), goal(), {"color": "red"}, 3 / 3),
     (product(), goal(options=()), {}, 2 / 2),
     (product(), goal(attributes=("slim fit", "machine wash")), {"color": "red"}, 4 / 4),
-    # a wrong option, none, and one too many
+    # a wrong option, no option, and one option too many
     (product(), goal(), {"color": "dark blue"}, 2 / 3),
     (product(), goal(), {}, 2 / 3),
     (product(), goal(), {"color": "red", "size": "small"}, 3 / 3),
     (product(), goal(options=(("color", "red"), ("size", "small"))), {"color": "red"}, 3 / 4),
     (product(), goal(options=(("color", "red"), ("size", "small"))), {"size": "small"}, 3 / 4),
-    # the price: at the cap, above it, and none named
+    # the price: equal to the cap, above it, and no cap
     (product(price=30.0), goal(), {"color": "red"}, 3 / 3),
     (product(price=30.01), goal(), {"color": "red"}, 2 / 3),
     (product(price=5000.0), goal(cap=NO_CAP), {"color": "red"}, 3 / 3),
-    # attributes: alike in other words, in the title, a bullet, the description, and nowhere
+    # attributes: similar in other words, in the title, a bullet, the description, and nowhere
     (product(attributes=("fit slim",)), goal(), {"color": "red"}, 3 / 3),
     (product(attributes=("slim fits",)), goal(), {"color": "red"}, 3 / 3),
     (product(attributes=("loose",)), goal(), {"color": "red"}, 2 / 3),
@@ -72,21 +72,23 @@ PURCHASES = [
     (product(attributes=("x",)), goal(attributes=("washable",)), {"color": "red"}, 3 / 3),
     (product(attributes=("x",)), goal(attributes=("everybody",)), {"color": "red"}, 3 / 3),
     (product(), goal(attributes=("slim fit", "glows")), {"color": "red"}, 3 / 4),
-    # Across two bullets: they are joined by a space.
+    # Across two bullets, which are joined by a space.
     (product(attributes=("x",)), goal(attributes=("washable long",)), {"color": "red"}, 3 / 3),
-    # options of people are plain values: "dark blue" and "light" are their first colour words
+    # People's options are plain values: "dark blue" and "light" reduce to their first colour word.
     (product(), goal(options=("red",)), {"color": "red"}, 3 / 3),
     (product(), goal(options=("bright red",)), {"color": "red"}, 3 / 3),
-    (product(), goal(options=("blue",)), {"color": "dark blue"}, 3 / 3),  # blue, not dark: sorted
+    # blue, not dark: colours are tried in sorted order
+    (product(), goal(options=("blue",)), {"color": "dark blue"}, 3 / 3),
     (product(), goal(options=("x-large",)), {"size": "x-large"}, 3 / 3),
     (product(), goal(options=("x-large",)), {"size": "small"}, 2 / 3),
-    # pairs: no colour unless a member is one exactly, and then the text of both
+    # pairs: a colour only if a member is exactly a colour, and then the text of both
     (product(), goal(options=(("color", "dark blue"),)), {"color": "dark blue"}, 3 / 3),
     (product(), goal(options=(("size", "x-large"),)), {"size": "x-large"}, 3 / 3),
-    # "standard" holds "tan", and "tan" is not like "size standard": the published rule misses it
+    # "standard" contains "tan", which is not similar to "size standard": the published rule
+    # misses it
     (product(), goal(options=(("size", "standard"),)), {"size": "standard"}, 2 / 3),
     (product(), goal(options=("standard",)), {"size": "standard"}, 3 / 3),
-    # another kind of thing: nothing in the titles, however much else is right
+    # another kind of product: no shared words in the titles, however much else is right
     (product(title="Steel mug"), goal(), {"color": "red"}, 0.0),
     (product(title="Steel mug", **OTHER), goal(), {"color": "red"}, 0.0),
 ]
@@ -101,12 +103,12 @@ def test_purchases_by_hand(bought, wanted, chosen, expected):
 @pytest.mark.parametrize(
     "own, asked, hit",
     [
-        ("abcdefghijklmnopqrst", "abcxefghixklmnopxrst", False),  # 85 of 100
-        ("abcdefghijklmn", "abxxefghijklmn", True),  # 86
-        ("fit slim", "slim fit", True),  # order and capitals never matter
+        ("abcdefghijklmnopqrst", "abcxefghixklmnopxrst", False),  # similarity 85 of 100
+        ("abcdefghijklmn", "abxxefghijklmn", True),  # similarity 86
+        ("fit slim", "slim fit", True),  # order and capitals do not matter
         ("Slim-Fit!", "slim fit", True),
-        ("slim fit for men", "fit slim", True),  # nor more words
-        ("", "", True),  # nothing stands in every text
+        ("slim fit for men", "fit slim", True),  # additional words do not matter
+        ("", "", True),  # an empty text is part of every text
         ("caf\u00e9", "caf", True),
     ],
 )
@@ -118,16 +120,16 @@ TEN = "one two three four five six seven eight nine ten"
 
 
 def titled(nouns, **changes):
-    """A product whose title's nouns are given, and are no word of it."""
+    """A product with the given title nouns; the title itself contains none of them."""
     return product(title="The 1", nouns=tuple(nouns.split()), **changes)
 
 
 @pytest.mark.parametrize(
     "bought, wanted, expected",
     [
-        # 2 of 10 nouns are 0.2, not above it: the query or two names of the places must be shared
+        # 2 of 10 nouns are 0.2, not above it: the query or two category names must be shared.
         ("one two", {}, 1.0),
-        ("one two", {"query": "mugs"}, 1.0),  # by the places
+        ("one two", {"query": "mugs"}, 1.0),  # by the category
         ("one two", {"product_category": "Kitchen"}, 1.0),  # by the query
         ("one two", {"query": "mugs", "product_category": "Men › Kitchen › Mugs"}, 0.5),
         ("one two", {"query": "mugs", "product_category": "Mugs›Shirts ›Men"}, 1.0),  # in any order
@@ -142,13 +144,13 @@ def test_type_by_hand(bought, wanted, expected):
 
 
 def test_type_of_a_title_with_next_to_nothing_in_common():
-    """1 of 11 nouns is below 0.1, whatever the query; repeated nouns of the wanted title count."""
+    """1 of 11 nouns is below 0.1, for any query; repeated nouns of the wanted title count."""
     assert type_reward(titled("one"), titled(f"{TEN} eleven")) == 0.1
     assert type_reward(titled("one"), titled("one " + "two " * 10)) == 0.1
 
 
 def test_type_of_a_title_without_nouns():
-    """Counts as 0.2: the query or the places decide."""
+    """Counts as 0.2: the query or the category decides."""
     wanted = product(title="for 12")
     assert type_reward(product(), wanted) == 1.0
     assert type_reward(product(**OTHER), wanted) == 0.5
@@ -171,7 +173,7 @@ def test_colors():
 
 
 def test_the_generated_catalogue_is_told_apart_by_the_rule():
-    """Of a department no two attributes or values are alike, and each value is like itself."""
+    """Within a department, attributes and values match only themselves."""
     for department in DEPARTMENTS.values():
         for one, other in itertools.permutations(department.attributes, 2):
             assert not reward._similar(one, other), (one, other)
@@ -182,7 +184,7 @@ def test_the_generated_catalogue_is_told_apart_by_the_rule():
 
 
 def test_a_generated_product_bought_for_another():
-    """Kinds apart, nothing is shared but attributes in titles."""
+    """Products of different kinds share only attributes in their titles."""
     catalogue = generate_catalogue(300)
     wanted = catalogue[0]
     (wish,) = wanted.wishes
@@ -195,7 +197,7 @@ def test_a_generated_product_bought_for_another():
 
 
 def published(bought, wanted, goal, chosen):
-    """The rule once more, in fractions of one formula, as it is written about the original."""
+    """An independent version of the rule, in fractions, as described for the original."""
     from thefuzz.fuzz import token_set_ratio
 
     def first_color(option):
@@ -242,7 +244,7 @@ def random_product(rng):
 
 
 def test_three_hundred_random_purchases():
-    """Of all four kinds, and with parts of all sorts."""
+    """Purchases of all four kinds, with all sorts of parts."""
     rng = np.random.default_rng(2**63 + 17)
     seen = []
     for index in range(300):

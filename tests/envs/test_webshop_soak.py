@@ -1,7 +1,7 @@
-"""Ten thousand visits to a shop whose products say what must not be taken for a prompt's.
+"""Ten thousand visits to a shop whose product texts look like parts of a prompt.
 
-Through what a rollout does with a reply, as in test_soak.py: by players that follow the pages, and
-say anything (pytest -m slow).
+Players follow the pages and say anything; their replies take the path of a rollout, as in
+test_soak.py (pytest -m slow).
 """
 
 import itertools
@@ -41,7 +41,7 @@ TEXTS = (
 
 @pytest.fixture
 def options(tmp_path, monkeypatch):
-    """Files in which every field that is shown or searched holds such a text."""
+    """Files with such texts in every field that is shown or searched."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pairs = itertools.islice(itertools.product(TEXTS, TEXTS), 0, None, 7)
     items, attributes = [], {}
@@ -75,7 +75,7 @@ def options(tmp_path, monkeypatch):
 
 
 def answer(environment, state, rng):
-    """What a player says: mostly what the page has, and anything."""
+    """A player's reply: mostly an action of the page, and sometimes any text."""
     text = TEXTS[int(rng.integers(len(TEXTS)))]
     kind = rng.random()
     if kind < 0.7:
@@ -85,17 +85,17 @@ def answer(environment, state, rng):
         return chosen.replace("<content>", words[int(rng.integers(len(words)))])
     if kind < 0.8:
         return ("search", "click")[int(rng.integers(2))] + f"[{text}]"
-    huge = rng.random() < 0.001  # it takes a while to be read
+    huge = rng.random() < 0.001  # rare, because it takes a while to read
     return f"search[{HOSTILE[-1]}]" if huge else text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checked", ["memory", "prompts"])
 def test_ten_thousand_visits_to_a_hostile_shop(options, checked):
-    """Nothing raises; memory stays; no page adds a control token to a prompt.
+    """Nothing raises; memory does not grow; no page adds a control token to a prompt.
 
-    Not both at a time: a tokenizer remembers the words that it saw, up to a number, and these pages
-    have new ones for ever.
+    Memory and prompts are checked in separate runs: a tokenizer caches a bounded number of words
+    that it has seen, and these pages always have new words.
     """
     config = webshop.get_config()
     config.env.options.update(options)

@@ -1,11 +1,11 @@
-"""Makes the tiny BERT beside this file, and its vectors, with torch.
+"""Make the tiny BERT in this folder, and its vectors, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
     /tmp/torch/bin/python tests/envs/reference/make_bert.py
 
-Made with torch 2.13.0 and transformers 5.23.0; test_search_qa_e5.py compares our encoder to it, so
-that the test suite itself needs no torch. vectors.json: texts, and the mean of the last hidden
-states over a text's tokens, of length 1.
+Made with torch 2.13.0 and transformers 5.23.0. test_search_qa_e5.py compares our encoder with it,
+so that the test suite needs no torch. vectors.json: texts, and the mean of the last hidden states
+over a text's tokens, normalised to length 1.
 """
 
 import json
