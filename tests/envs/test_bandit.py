@@ -19,7 +19,7 @@ from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.bandit import Arm, Bandit, State, split_of
 from ragen_jax.envs.bandit import env as bandit_env
 from ragen_jax.envs.bandit.names import CONNOTATIONS, NAMES, WORDS
-from ragen_jax.envs.bandit.reading import MAX_TEXT, chosen, stated
+from ragen_jax.envs.bandit.reading import MAX_TEXT, find_arm, stated
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
 from ragen_jax.rollout.episode import start_plays
@@ -186,7 +186,7 @@ NAMES_SHOWN = [SURE.name, RISKY.name]
     ],
 )
 def test_answers_by_hand(answer, number):
-    assert chosen(answer, NAMES_SHOWN) == number
+    assert find_arm(answer, NAMES_SHOWN) == number
     step = Bandit().step(PROBLEM, answer, Uniform(0.2))
     assert step.reward == {0: 0.1, 1: 1.0, None: 0.0}[number]
     best = number == 1
