@@ -37,7 +37,7 @@ def tile_size(tile: int, observation: str | None) -> int:
 
 def draw_grid(rows: Sequence[Sequence[Sprite]], tile: int) -> np.ndarray:
     """Return read-only uint8 [rows * tile, columns * tile, 3] with a sprite in each cell."""
-    cells = np.array([[_drawn(sprite, tile) for sprite in row] for row in rows])
+    cells = np.array([[_draw(sprite, tile) for sprite in row] for row in rows])
     height, width = len(rows) * tile, len(rows[0]) * tile
     picture = cells.transpose(0, 2, 1, 3, 4).reshape(height, width, 3)
     picture.flags.writeable = False  # states and observations are shared by a group
@@ -53,7 +53,7 @@ def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> 
     height, width, _ = picture.shape
     if height % tile or width % tile:
         raise ValueError(f"a picture of {width} x {height} pixels has no cells of {tile} pixels")
-    looks = {_drawn(sprite, tile).tobytes(): symbol for symbol, sprite in sprites.items()}
+    looks = {_draw(sprite, tile).tobytes(): symbol for symbol, sprite in sprites.items()}
     cells = picture.reshape(height // tile, tile, width // tile, tile, 3).transpose(0, 2, 1, 3, 4)
     found = [[looks.get(cell.tobytes()) for cell in row] for row in cells]
     for r, row in enumerate(found):
@@ -65,7 +65,7 @@ def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> 
 
 
 @functools.cache  # about a dozen sprites, usually in one size each
-def _drawn(sprite: Sprite, tile: int) -> np.ndarray:
+def _draw(sprite: Sprite, tile: int) -> np.ndarray:
     return sprite(tile)
 
 

@@ -67,17 +67,17 @@ class _Game(Engine):
 
     def reset(self, seed: int) -> str:
         self._game.reset(num_players=1, seed=seed)
-        return self._shown()
+        return self._observation()
 
     def step(self, action: str) -> Moved:
         done, _ = self._game.step(action)
         if not done:
-            return Moved(self._shown(), 0.0, False, {"success": False})
+            return Moved(self._observation(), 0.0, False, {"success": False})
         rewards, _ = self._game.close()
         reward = float((rewards or {}).get(0, 0.0))
         return Moved("", reward, True, {"success": reward >= self._success_reward})
 
-    def _shown(self) -> str:
+    def _observation(self) -> str:
         """Return the new observation, or the new messages without the player's own."""
         player, shown = self._game.get_observation()
         if isinstance(shown, str):

@@ -59,13 +59,13 @@ def text(plain: str) -> str:
 def comments(source: str) -> dict[str, str]:
     """{field or section: what is said of it}, in their order, of the `Config` of configs/base.py.
 
-    A field's comment is in the lines above it that hold nothing else, or behind it; a section's is
+    A field's comment is in the lines above it that hold nothing else, or after it; a section's is
     the docstring of its class.
     """
-    alone, behind = {}, {}
+    alone, trailing = {}, {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            where = alone if token.line.lstrip().startswith("#") else behind
+            where = alone if token.line.lstrip().startswith("#") else trailing
             where[token.start[0]] = token.string.lstrip("# ").strip()
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     found = {}
@@ -83,7 +83,7 @@ def comments(source: str) -> dict[str, str]:
             while line - 1 in alone:
                 line -= 1
                 above.insert(0, alone[line])
-            own = [behind[n] for n in range(node.lineno, node.end_lineno + 1) if n in behind]
+            own = [trailing[n] for n in range(node.lineno, node.end_lineno + 1) if n in trailing]
             found[name] = " ".join([*above, *own])
 
     walk(classes["Config"], "")

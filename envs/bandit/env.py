@@ -149,7 +149,7 @@ class Bandit:
         if len(state.pulled) >= self.pulls:
             best = state.is_best(state.pulled[-1][0])
             return Step(state, 0.0, True, {"success": best, "best": False, "readable": False})
-        number = reading.chosen(action, [arm.name for arm in state.arms])
+        number = reading.find_arm(action, [arm.name for arm in state.arms])
         uniform = 0.0 if rng is None else rng.random()
         paid = 0
         if number is not None and uniform < state.arms[number].chance / 100:
@@ -175,8 +175,8 @@ class Bandit:
         if self.told or self.pulls == 1:
             best = next(i for i in range(len(state.arms)) if state.is_best(i))
             return (state.arms[best].name,) * left
-        counts = [len(pays) for pays in _paid(state)]
-        means = [reading.mean(pays) if pays else Decimal(-1) for pays in _paid(state)]
+        counts = [len(pays) for pays in _payments(state)]
+        means = [reading.mean(pays) if pays else Decimal(-1) for pays in _payments(state)]
         explore = min(self.pulls - 1, max(self.arms, self.pulls // 2))
         plan = []
         for pull in range(len(state.pulled), self.pulls):
@@ -195,7 +195,7 @@ class Bandit:
         pulled 2 mean 0.10 Blue Window pulled 0 choose Blue Window".
         """
         words = ["arms"]
-        for arm, pays in zip(state.arms, _paid(state), strict=True):
+        for arm, pays in zip(state.arms, _payments(state), strict=True):
             words.append(arm.name)
             if self.told:
                 words += ["pays", _number(arm.pay), "chance", _number(arm.chance)]
@@ -212,11 +212,11 @@ class Bandit:
         pulled, or the mean pay of those pulls.
         """
         claims = reading.stated(thought)
-        truth = reading.shown(observation)
+        truth = reading.supported_facts(observation)
         return sum(claim in truth for claim in claims), len(claims)
 
 
-def _paid(state: State) -> list[list[Decimal]]:
+def _payments(state: State) -> list[list[Decimal]]:
     """Return the payments of each arm, in the order of the pulls."""
     return [
         [Decimal(paid) / 100 for pulled, paid in state.pulled if pulled == number]

@@ -30,7 +30,7 @@ _PULL = re.compile(rf"(?:{_NAME}|none) {_NUMBER}", re.ASCII)
 Claim = tuple[str, str, Decimal]  # an arm's name in lower case, the kind of fact, its number
 
 
-def chosen(answer: str, names: Sequence[str]) -> int | None:
+def find_arm(answer: str, names: Sequence[str]) -> int | None:
     """Return the index of the arm that an answer names; None if it says much else.
 
     Case, white space, quotation marks, brackets and phrases such as "I choose the arm" do not
@@ -65,7 +65,7 @@ def stated(text: str) -> list[Claim]:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same arms
-def shown(observation: str) -> frozenset[Claim]:
+def supported_facts(observation: str) -> frozenset[Claim]:
     """Return all facts that an observation supports, in the form of `stated`."""
     claims = stated(observation)
     told = {(name, about): number for name, about, number in claims}

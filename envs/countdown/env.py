@@ -120,9 +120,9 @@ class Countdown:
                 operators=self.operators,
             )
         problem = self._given[draws.below(len(self._given))]
-        return problem if self._wanted(problem) else None
+        return problem if self._may_draw(problem) else None
 
-    def _wanted(self, problem: Problem) -> bool:
+    def _may_draw(self, problem: Problem) -> bool:
         """Whether a problem of the file may be drawn."""
         # Ruling out every solution with fractions would take most of the time.
         return self._solution(problem, fractions=False) is not None
@@ -130,7 +130,7 @@ class Countdown:
     def given(self) -> Iterator[tuple[int, str, Problem]]:
         """Yield (row, split, problem) of each problem of the file that may be drawn, in order."""
         for row, problem in enumerate(self._given or ()):
-            if self._wanted(problem):
+            if self._may_draw(problem):
                 yield row, problems.split_of(problem), problem
 
     def render(self, state: Problem) -> str:

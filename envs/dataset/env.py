@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.dataset.functions import Outcome, paid, replied, user_function
+from ragen_jax.envs.dataset.functions import Outcome, replied, to_reward, user_function
 from ragen_jax.envs.dataset.rows import Rows, about, file_source, hub_source, load_rows
 from ragen_jax.envs.dataset.tools import Tools, is_call
 from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
@@ -66,7 +66,7 @@ class Dataset:
     path: a JSON Lines file, a JSON list or a parquet file
     hub, hub_subset, hub_split, hub_revision: in place of `path`, a data set that
         `datasets.load_dataset` finds (rows.hub_source)
-    prompt: the field that is shown: a text, or messages of the system and the user (rows.shown)
+    prompt: the field that is shown: a text, or messages of the system and the user (rows.py)
     reward: MODULE:FUNCTION; its module is imported from the folder where the command is started, or
         from the installed packages
     step: MODULE:FUNCTION that returns the user's next message; "": the episode has one answer
@@ -201,7 +201,7 @@ class Dataset:
             raise TypeError(
                 f"{step} returned None, but the rows have no reward function for a reply"
             )
-        return paid(self._reward(row[self._prompt], reply, row), reward, self._success)
+        return to_reward(self._reward(row[self._prompt], reply, row), reward, self._success)
 
     def _solve(self, state: Talk) -> tuple[str, ...]:
         """Return the row's solution, whatever was said before."""

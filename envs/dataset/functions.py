@@ -40,7 +40,7 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
     return function
 
 
-def paid(value: Any, name: str, threshold: float) -> Outcome:
+def to_reward(value: Any, name: str, threshold: float) -> Outcome:
     """Convert the return value of a reward function.
 
     The value is a real scalar of any library (`scalars.real_number`), a success if it is at least
@@ -54,7 +54,7 @@ def paid(value: Any, name: str, threshold: float) -> Outcome:
     reward = real_number(facts.pop("reward", None))
     if reward is None:
         raise TypeError(
-            f"{name} must return a number or a dict with `reward`, a number; got {_shown(value)}"
+            f"{name} must return a number or a dict with `reward`, a number; got {_preview(value)}"
         )
     return Outcome(None, reward, _success(facts, reward, name, threshold), facts)
 
@@ -78,7 +78,7 @@ def replied(value: Any, name: str, threshold: float) -> Outcome | None:
     if not right or reward is None:
         raise TypeError(
             f"{name} must return the next message, None, or a dict with `message`, `reward` and "
-            f"`success`; got {_shown(value)}"
+            f"`success`; got {_preview(value)}"
         )
     success = _success(facts, reward, name, threshold) if message is None else False
     return Outcome(message, reward, success, facts)
@@ -88,10 +88,10 @@ def _success(facts: dict[str, Any], reward: float, name: str, threshold: float) 
     """Pop `success` from the facts; default: whether the reward is at least the threshold."""
     success = plain_scalar(facts.pop("success", reward >= threshold))
     if not isinstance(success, bool):
-        raise TypeError(f"{name} must give success as True or False, got {_shown(success)}")
+        raise TypeError(f"{name} must give success as True or False, got {_preview(success)}")
     return success
 
 
-def _shown(value: Any) -> str:
+def _preview(value: Any) -> str:
     """Return a value in one line of at most 80 characters."""
     return " ".join(repr(value).split())[:80]

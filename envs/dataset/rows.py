@@ -138,7 +138,7 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
     train; a printed line reports the number of rows left out.
 
     Args:
-      prompt: the field with a text, or with messages as `shown` takes them.
+      prompt: the field with a text, or with messages as `prompt_text` takes them.
       solution: the field with a correct reply, a text; "": no solutions are read.
       split_field: a field whose text is a key of NAMED; "": none.
 
@@ -187,7 +187,7 @@ def about(shown: str) -> str:
     return " ".join(shown.lower().split())
 
 
-def shown(value: Any, where: str) -> str:
+def prompt_text(value: Any, where: str) -> str:
     """Return the text shown for a prompt.
 
     The prompt is a text, or messages {"role", "content"} of the system and the user, which are
@@ -244,7 +244,7 @@ def _examples(source: Source, prompt: str, solution: str) -> Iterator[dict[str, 
         fields = (f"{json.dumps(name)}: {_json(row[name], name, where)}" for name in row)
         yield {
             "row": "{" + ", ".join(fields) + "}",
-            "shown": shown(row[prompt], f"field {prompt} of {where}"),
+            "shown": prompt_text(row[prompt], f"field {prompt} of {where}"),
             "solution": _text(row[solution], f"field {solution} of {where}") if solution else "",
         }
     if index < 0:

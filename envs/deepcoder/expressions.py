@@ -28,10 +28,10 @@ def parse(text: str) -> ast.expr | None:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return tree if _known(tree, MAX_DEPTH) else None
+    return tree if _is_supported(tree, MAX_DEPTH) else None
 
 
-def _known(tree: ast.expr, depth: int) -> bool:
+def _is_supported(tree: ast.expr, depth: int) -> bool:
     """Whether a tree has only the supported nodes, nested at most `depth` deep."""
     if depth == 0:
         return False
@@ -41,13 +41,13 @@ def _known(tree: ast.expr, depth: int) -> bool:
         case ast.Name(id=name):
             return name in NAMES
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _known(operand, depth - 1)
+            return _is_supported(operand, depth - 1)
         case ast.BinOp(op=op, left=left, right=right):
             known = isinstance(op, _OPERATORS)
-            return known and _known(left, depth - 1) and _known(right, depth - 1)
+            return known and _is_supported(left, depth - 1) and _is_supported(right, depth - 1)
         case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]):
             known = name in _CHOICES
-            return known and _known(left, depth - 1) and _known(right, depth - 1)
+            return known and _is_supported(left, depth - 1) and _is_supported(right, depth - 1)
         case _:
             return False
 

@@ -133,7 +133,7 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
                 seen.add(about)
                 kept += 1
                 stored = json.dumps([[t.input, t.output, t.function] for t in tests])
-                text = _shown(text, row)
+                text = _statement(text, row)
                 yield {"text": text, "about": about, "split": split, "tests": stored}
     if not kept:
         raise ValueError(f"{', '.join(map(str, files))}: no row has a problem with tests")
@@ -155,7 +155,7 @@ def _checked(row: dict[str, Any], field: str, where: str) -> str:
     return row[field]
 
 
-def _shown(text: str, row: dict[str, Any]) -> str:
+def _statement(text: str, row: dict[str, Any]) -> str:
     """Return the problem statement, with the code that an answer must begin with, if any."""
     starter = row["starter_code"] if "starter_code" in row else None
     if not starter or not is_text(starter):

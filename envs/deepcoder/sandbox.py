@@ -62,7 +62,7 @@ def _roots() -> tuple[str, ...]:
     if prefix not in ("/", "/usr", "/usr/local"):  # a Python with a separate tree
         wanted.append(os.path.join(prefix, "lib"))
     found = dict.fromkeys(os.path.realpath(path) for path in wanted if os.path.exists(path))
-    return tuple(path for path in found if not any(_below(path, other) for other in found))
+    return tuple(path for path in found if not any(_is_below(path, other) for other in found))
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def _rules() -> tuple[tuple[str, int], ...]:
     def visible(path: str) -> Iterator[tuple[str, int]]:
         if path in _hidden():
             return
-        if not any(_below(other, path) for other in _hidden()):
+        if not any(_is_below(other, path) for other in _hidden()):
             yield path, READ_FILE | READ_DIR
             return
         yield path, READ_DIR  # of its entries only the names: Python searches modules by them
@@ -97,7 +97,7 @@ def _rules() -> tuple[tuple[str, int], ...]:
     return (*(rule for root in _roots() for rule in visible(root)), *null)
 
 
-def _below(path: str, folder: str) -> bool:
+def _is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 

@@ -138,16 +138,16 @@ class MetaMathQA:
                 operators=self.operators,
             )
         question = self._given[draws.below(min(len(self._given), self.max_rows or MAX_ROWS))]
-        return question if self._wanted(question) else None
+        return question if self._may_draw(question) else None
 
-    def _wanted(self, question: Question) -> bool:
+    def _may_draw(self, question: Question) -> bool:
         """Whether a question of the file may be drawn."""
         return bool(question.answer) and question.kind.startswith(self.types)
 
     def given(self) -> Iterator[tuple[int, str, Attempt]]:
         """Yield (row, split, state) of each question of the file that may be drawn, in order."""
         for row, question in enumerate(itertools.islice(self._given or (), self.max_rows)):
-            if self._wanted(question):
+            if self._may_draw(question):
                 yield row, questions.split_of(question), Attempt(question)
 
     def render(self, state: Attempt) -> str:

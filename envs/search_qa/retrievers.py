@@ -101,11 +101,11 @@ def open_retriever(retriever: str, **sources: str | None) -> Retriever:
       ValueError: as `check_sources`, or a source is unusable.
     """
     check_sources(retriever, **sources)
-    return _opened(retriever, *(sources[name] for name in RETRIEVERS[retriever].needs))
+    return _open(retriever, *(sources[name] for name in RETRIEVERS[retriever].needs))
 
 
 @functools.lru_cache(maxsize=4)
-def _opened(retriever: str, *needed: str) -> Retriever:
+def _open(retriever: str, *needed: str) -> Retriever:
     opener = RETRIEVERS[retriever]
     return opener.open(**dict(zip(opener.needs, needed, strict=True)))
 

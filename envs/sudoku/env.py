@@ -159,7 +159,7 @@ class Sudoku:
         around = zip(UNITS, grid.units(self.size)[cell], strict=True)
         fitting = solver.candidates(cells, cell)
         words = [grid.name(cell, self.size)]
-        words += [f"{kind} {reading.spelt(cells, unit)}" for kind, unit in around]
+        words += [f"{kind} {reading.spell(cells, unit)}" for kind, unit in around]
         words.append(" ".join(["leaves", *fitting]))
         if fitting != digit:
             kind = solver.hidden_in(cells, cell, digit)

@@ -64,9 +64,9 @@ def is_so(cells: str, size: int, claim: Claim) -> bool:
         return listed == cells[cell] != EMPTY
     if about == "leaves":
         return cells[cell] == EMPTY and listed == " ".join(candidates(cells, cell))
-    return listed == spelt(cells, units(size)[cell][UNITS.index(about)])
+    return listed == spell(cells, units(size)[cell][UNITS.index(about)])
 
 
-def spelt(cells: str, unit: tuple[int, ...]) -> str:
+def spell(cells: str, unit: tuple[int, ...]) -> str:
     """Return the cells of a unit in reading order: "1 . 3 4"."""
     return " ".join(cells[cell] for cell in unit)

@@ -102,7 +102,7 @@ class WebShop:
             **{"path": path, "attributes_path": attributes_path},
             **{"instructions_path": instructions_path, "nouns_path": nouns_path},
         }
-        self.shop, self.path = self._opened(**given), path
+        self.shop, self.path = self._open_shop(**given), path
         splits = SPLITS if self.split is None else (self.split,)
         self._goals = np.concatenate([self.shop.splits[name] for name in splits])
         if not len(self._goals):
@@ -110,7 +110,7 @@ class WebShop:
                 f"split {self.split!r} of products={self.products} has no goal: raise products"
             )
 
-    def _opened(self, **given: str | Path | None) -> Shop:
+    def _open_shop(self, **given: str | Path | None) -> Shop:
         """Return the shop of the given files, or the generated shop."""
         for name, path in given.items():
             file_name(name, path)

@@ -235,7 +235,7 @@ def _members(path: str | Path, check: Callable[[Any, str], None]) -> dict[str, b
             name = pieces.value(f"what follows {name!a}")[0]
             if not isinstance(name, str):
                 raise ValueError(f"{path} has {name!a} where an asin must be")
-            pieces.expect(":", f"a colon behind {name!a}")
+            pieces.expect(":", f"a colon after {name!a}")
             value, text = pieces.value(f"{name!a}")
             check(value, f"{name!a} of {path}")
             members[name] = text.encode()

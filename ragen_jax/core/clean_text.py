@@ -69,10 +69,10 @@ def printable(text: str) -> str:
     text = str.__str__(text)
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text if text.isascii() else _COMBINING.sub(r"\1", text)
-    return _COMBINING.sub(r"\1", "".join(map(_shown, text)))
+    return _COMBINING.sub(r"\1", "".join(map(_escape, text)))
 
 
-def _shown(letter: str) -> str:
+def _escape(letter: str) -> str:
     if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs":
         return letter
     return letter.encode("unicode_escape").decode()

@@ -176,7 +176,7 @@ def _refuse_constant(name: str) -> None:
 # ------------------------------------------------------------------------------ one exchange
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until a deadline.
 
     Raises:
@@ -194,10 +194,10 @@ def _connect(address: Address, deadline: float) -> socket.socket:
     for family, kind, protocol, _, place in _look_up(address.host, address.port, deadline):
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(_left(deadline))
+            sock.settimeout(_seconds_left(deadline))
             sock.connect(place)
             if address.secure:
-                sock.settimeout(_left(deadline))
+                sock.settimeout(_seconds_left(deadline))
                 return _tls().wrap_socket(sock, server_hostname=address.host)
             return sock
         except OSError as reason:
@@ -233,7 +233,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[Any]:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(_left(deadline))
+    thread.join(_seconds_left(deadline))
     if not found:
         raise TimeoutError(f"the name {host} could not be resolved")
     if isinstance(found[0], Exception):
@@ -293,7 +293,7 @@ class TimedReader(io.RawIOBase):
           TimeoutError: the deadline has passed.
           ValueError: more bytes arrived than `left` allows.
         """
-        self._sock.settimeout(_left(self.deadline))
+        self._sock.settimeout(_seconds_left(self.deadline))
         count = self._sock.recv_into(buffer)
         self.left -= count
         if self.left < 0:
@@ -310,7 +310,7 @@ class _TimedSocket:
     def sendall(self, data: bytes) -> None:
         view = memoryview(data)
         while view:  # sendall over TLS would restart its time limit with each record
-            self._sock.settimeout(_left(self._deadline))
+            self._sock.settimeout(_seconds_left(self._deadline))
             view = view[self._sock.send(view) :]
 
     def makefile(self, mode: str) -> io.BufferedReader:

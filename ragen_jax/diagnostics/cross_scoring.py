@@ -30,7 +30,7 @@ from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
-from ragen_jax.model.vision.positions import of_params, position_behind, token_positions
+from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
 
 LEAST_PREFIX = 64  # minimum length of a common prefix that is read in a separate call
 
@@ -280,24 +280,24 @@ def read_prompts(
     if prefix is not None:
         start_N = jnp.broadcast_to(prefix.next_N, length_N.shape)
         positions, memory = token_positions(params, tokens_NP, start_N), (prefix,)
-    behind_N = None
+    next_N = None
     if of_params(params) is not None:
-        behind_N = position_behind(params, tokens_NP, length_N, start_N)
+        next_N = next_positions(params, tokens_NP, length_N, start_N)
     output: Any = model.apply({"params": params}, tokens_NP, positions, memory, keep_kv=True)
     hidden, kv = output
     last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
     if prefix is None:
-        return Segment(*kv, length_N=length_N, behind_N=behind_N), last_ND
+        return Segment(*kv, length_N=length_N, next_position_N=next_N), last_ND
 
     # The prefix is repeated for each prompt of a call, so that attention reads a single segment:
     # on CPU, a second segment costs more than reading the whole prompts.
-    def behind(first, rest):
+    def append(first, rest):
         first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
         return jnp.concatenate([first, rest], axis=-2)
 
-    k, v = jax.tree.map(behind, (prefix.k, prefix.v), kv)
+    k, v = jax.tree.map(append, (prefix.k, prefix.v), kv)
     length_N = prefix.length_N + length_N
-    return Segment(k=k, v=v, length_N=length_N, behind_N=behind_N), last_ND
+    return Segment(k=k, v=v, length_N=length_N, next_position_N=next_N), last_ND
 
 
 @functools.partial(jax.jit, static_argnames="model")

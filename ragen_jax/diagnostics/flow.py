@@ -117,7 +117,7 @@ def flow_metrics(
 
     metrics = {}
     for name, (*columns, least) in swapped.items():
-        left = functools.partial(_left, matched_A, prompt_A, *columns, least)
+        left = functools.partial(_remaining, matched_A, prompt_A, *columns, least)
         value_A, own_A = left(np.ones(len(group_N), bool))
         if len(value_A) == 0:
             continue
@@ -132,7 +132,7 @@ def flow_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _left(
+def _remaining(
     matched_A: np.ndarray,
     prompt_A: np.ndarray,
     logp_AJ: np.ndarray,
@@ -214,7 +214,7 @@ def score_flow(
     Returns:
       (score_MN and length_M as `cross_score`, `flow_metrics`).
     """
-    spoken = [_spoken(turn) for turn in turns]
+    spoken = [_reasoning_and_answer(turn) for turn in turns]
     acts_M = np.array([row.action > 0 for row in spoken])
     own_A = np.flatnonzero(acts_M)
     kinds = {"others": False} | ({"siblings": True} if siblings else {})
@@ -223,7 +223,7 @@ def score_flow(
         for kind, same in kinds.items()
     }
     swapped = [
-        (prompt_M[m], _behind(turns[m], turns[j]))
+        (prompt_M[m], _action_after(turns[m], turns[j]))
         for panels in drawn.values()
         for m, panel in zip(own_A, panels, strict=True)
         for j in panel
@@ -253,13 +253,13 @@ def score_flow(
     return score_MN, np.array([row.reasoning for row in spoken], np.int32), metrics
 
 
-def _spoken(turn: Turn) -> Spoken:
+def _reasoning_and_answer(turn: Turn) -> Spoken:
     """Return the reasoning of a turn and, if it has an answer, all tokens to the answer's end."""
     (start, end), (first, last) = turn.reasoning, turn.answer
     return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
 
 
-def _behind(turn: Turn, other: Turn) -> Spoken:
+def _action_after(turn: Turn, other: Turn) -> Spoken:
     """Return the action of a turn, with its tags, after the reasoning of another turn."""
     first, last = turn.answer
     reasoning = other.sampled[slice(*other.reasoning)]

@@ -246,12 +246,12 @@ def _retrieval(
         tied_others_D = tied_MD[m].copy()
         tied_others_D[answer] = False
         at_rank = _first_rank_probabilities(columns_D[answer], columns_D[tied_others_D])
-        hit_MR[m] = [_within(at_rank, k - higher_M[m]) for k in ranks]
+        hit_MR[m] = [_rank_below(at_rank, k - higher_M[m]) for k in ranks]
     own_columns_M = columns_D[own_answer_M]
     chance_MR = np.zeros((M, len(ranks)))
     for c in np.unique(own_columns_M):
         at_rank = _first_rank_probabilities(c, np.delete(columns_D, np.argmax(columns_D == c)))
-        chance_MR[own_columns_M == c] = [_within(at_rank, k) for k in ranks]
+        chance_MR[own_columns_M == c] = [_rank_below(at_rank, k) for k in ranks]
     return hit_MR, chance_MR
 
 
@@ -288,7 +288,7 @@ def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.nda
     return density_Q @ rang_QR
 
 
-def _within(at_rank_R: np.ndarray, count: int) -> float:
+def _rank_below(at_rank_R: np.ndarray, count: int) -> float:
     """Return P(rank < count); exactly 1 if count covers all ranks, without rounding errors."""
     if count >= len(at_rank_R):
         return 1.0

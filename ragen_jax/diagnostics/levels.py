@@ -250,7 +250,7 @@ def _append(
     )
 
 
-def _learnt(s: Levels, test: Comparison) -> np.ndarray:
+def _noise_values(s: Levels, test: Comparison) -> np.ndarray:
     """Return the number of values that noise is estimated from, int [E, F]."""
     count_EF = s.count_EF.astype(int)
     return np.where(count_EF <= test.baseline, count_EF, np.maximum(test.baseline, count_EF - LAG))
@@ -258,8 +258,8 @@ def _learnt(s: Levels, test: Comparison) -> np.ndarray:
 
 def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
     """Update noise and wandering with the value that is now LAG values old."""
-    learnt_EF = _learnt(s, test)
-    before_EF = _learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
+    learnt_EF = _noise_values(s, test)
+    before_EF = _noise_values(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
     new_EF = (learnt_EF > before_EF) & ~fixed_EF
     place_EF = LAST - (s.count_EF - learnt_EF) - 1  # position of that value among the last
 
@@ -322,7 +322,7 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
 
 def _noise(s: Levels, test: Comparison) -> np.ndarray:
     """Return v, the variance of a value of weight 1, float64 [E, F]."""
-    doubt_EF = 1 + NOISE_DOUBT / np.maximum(_learnt(s, test), test.baseline)
+    doubt_EF = 1 + NOISE_DOUBT / np.maximum(_noise_values(s, test), test.baseline)
     return np.maximum(s.noise_EF, s.error_EF).astype(float) * doubt_EF
 
 

@@ -50,7 +50,7 @@ from ragen_jax.diagnostics.intervals import mean_with_interval
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.likelihood import vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
-from ragen_jax.model.vision.positions import of_params, position_behind, splice, token_positions
+from ragen_jax.model.vision.positions import next_positions, of_params, splice, token_positions
 
 MEASURES = (
     *("kl_direct", "kl_necessity", "kl_leakage", "h_through", "grad_prompt", "grad_reasoning"),
@@ -152,20 +152,20 @@ def measure(
         return jnp.where(of_action, value_BE, 0.0).sum(1) / action_B
 
     zero_B = jnp.zeros_like(x_B)
-    behind_B = position_behind(params, prompt_BX, x_B)  # position after the prompt
+    next_B = next_positions(params, prompt_BX, x_B)  # position after the prompt
     x = segment(read(prompt_BX, zero_B, ())[1], x_B)
-    z = segment(read(reasoning_BZ, behind_B, (x,))[1], z_B)
-    alone = segment(read(reasoning_BZ, behind_B, ())[1], z_B)
-    stops = segment(read(jnp.full_like(reasoning_BZ, filler), behind_B, (x,))[1], z_B)
+    z = segment(read(reasoning_BZ, next_B, (x,))[1], z_B)
+    alone = segment(read(reasoning_BZ, next_B, ())[1], z_B)
+    stops = segment(read(jnp.full_like(reasoning_BZ, filler), next_B, (x,))[1], z_B)
     states = {
         name: before(read(ending_BE, start_B, memory)[0])
         for name, start_B, memory in (
-            ("full", behind_B + z_B, (x, z)),
-            ("through", behind_B + z_B, (z,)),
-            ("without", behind_B + z_B, (x,)),
-            ("alone", behind_B + z_B, (alone,)),
-            ("empty", behind_B, (x,)),
-            ("stops", behind_B + z_B, (x, stops)),
+            ("full", next_B + z_B, (x, z)),
+            ("through", next_B + z_B, (z,)),
+            ("without", next_B + z_B, (x,)),
+            ("alone", next_B + z_B, (alone,)),
+            ("empty", next_B, (x,)),
+            ("stops", next_B + z_B, (x, stops)),
         )
     }
 
@@ -201,8 +201,8 @@ def measure(
         here = functools.partial(read, model=own, params=mine)
         at_BX = token_positions(params, prompt_BX)
         x = segment(here(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
-        z = segment(here(row_BT[:, X : X + Z], behind_B, (x,))[1], z_B)
-        hidden, _ = here(row_BT[:, X + Z :], behind_B + z_B, (x, z))
+        z = segment(here(row_BT[:, X : X + Z], next_B, (x,))[1], z_B)
+        hidden, _ = here(row_BT[:, X + Z :], next_B + z_B, (x, z))
         logp, _ = vocabulary_statistics(before(hidden), head(params), ending_BE, 1.0)
         return -mean(logp).sum()
 

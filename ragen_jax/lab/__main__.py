@@ -130,7 +130,7 @@ def listed() -> str:
     return "\n".join(lines)
 
 
-def wanted(argv: list[str]) -> str | None:
+def experiment_name(argv: list[str]) -> str | None:
     """Return the name of the experiment to run, or None for `list`; exit with code 2 otherwise."""
     with command.bad_input():
         if argv[1:] == ["list"]:
@@ -163,7 +163,7 @@ if __name__ == "__main__":
             rewrite(Path(REPORT.value))
         sys.exit(0)
     if not help.is_asked(sys.argv):
-        NAME = wanted(sys.argv)
+        NAME = experiment_name(sys.argv)
         if NAME is None:
             print(listed())
             sys.exit(0)

@@ -38,7 +38,7 @@ GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
 FIGURES = (SUCCESS, MI, MI_SEQ, RETRIEVAL, ENTROPY, VALID, GROUNDED, ZA_SWAP)
 
 
-def lost(rows: Rows, name: str) -> float | None:
+def step_of_loss(rows: Rows, name: str) -> float | None:
     """Return the step at which a metric falls below half of its running maximum, or None.
 
     All metrics are read at the evaluations and interpolated linearly between them.
@@ -47,7 +47,7 @@ def lost(rows: Rows, name: str) -> float | None:
 
 
 def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> float:
-    """Return a metric at a step, as in `lost`, divided by its highest value so far or its first."""
+    """Return a metric at a step (`step_of_loss`) divided by its highest so far or its first."""
     steps, values = at_evaluations(rows, name)
     reference = values[0] if of_first else values[steps <= step].max()
     return float(np.interp(step, steps, values) / reference)
@@ -67,7 +67,7 @@ def order_count(runs: Runs) -> tuple[int, int, int]:
     """
     answers: dict[tuple[str, int], set[bool]] = {}
     for (setting, _, seed), rows in runs.items():
-        end, first = lost(rows, SUCCESS), lost(rows, MI)
+        end, first = step_of_loss(rows, SUCCESS), step_of_loss(rows, MI)
         if end is None:
             continue
         before = first is not None and first < end
@@ -93,9 +93,9 @@ def filter_count(runs: Runs) -> tuple[int, int, int]:
         for seed in seeds:
             pair = {x: runs[setting, x, seed] for x in (filtered, plain)}
             cell = {(setting, x, seed): rows for x, rows in pair.items()}
-            if lost(pair[plain], SUCCESS) is None or len(distinct(cell)) == 1:
+            if step_of_loss(pair[plain], SUCCESS) is None or len(distinct(cell)) == 1:
                 continue
-            prevented = lost(pair[filtered], SUCCESS) is None
+            prevented = step_of_loss(pair[filtered], SUCCESS) is None
             yes, no = yes + prevented, no + (not prevented)
     return yes, no, 0
 
@@ -103,7 +103,7 @@ def filter_count(runs: Runs) -> tuple[int, int, int]:
 def order_verdict(runs: Runs) -> str:
     """Return sentences: did MI fall before success while entropy was in its healthy range?"""
     runs = distinct(runs)
-    ends = [(rows, lost(rows, SUCCESS)) for rows in runs.values()]
+    ends = [(rows, step_of_loss(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(rows, end) for rows, end in ends if end is not None]
     n = len(collapsed)
     if not n:
@@ -112,7 +112,7 @@ def order_verdict(runs: Runs) -> str:
         name: [
             (rows, step)
             for rows, end in collapsed
-            if (step := lost(rows, name)) is not None and step < end
+            if (step := step_of_loss(rows, name)) is not None and step < end
         ]
         for name in (MI, MI_SEQ)
     }
@@ -149,10 +149,10 @@ def filter_verdict(runs: Runs) -> str:
         for setting in settings
         for seed in seeds
     ]
-    happened = [pair for pair in pairs if lost(pair[1], SUCCESS) is not None]
-    prevented = sum(lost(rows, SUCCESS) is None for rows, _ in happened)
+    happened = [pair for pair in pairs if step_of_loss(pair[1], SUCCESS) is not None]
+    prevented = sum(step_of_loss(rows, SUCCESS) is None for rows, _ in happened)
     caused = sum(
-        lost(rows, SUCCESS) is not None and lost(without, SUCCESS) is None
+        step_of_loss(rows, SUCCESS) is not None and step_of_loss(without, SUCCESS) is None
         for rows, without in pairs
     )
     if not happened:
@@ -170,7 +170,7 @@ def filter_verdict(runs: Runs) -> str:
 
 def alarm_verdict(runs: Runs) -> str:
     """Return sentences: is there an alarm before success is lost, and only then?"""
-    pairs = [(alarm_step(rows), lost(rows, SUCCESS)) for rows in runs.values()]
+    pairs = [(alarm_step(rows), step_of_loss(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(alarm, end) for alarm, end in pairs if end is not None]
     n, silent = len(collapsed), sum(alarm is None for alarm, _ in collapsed)
     before = sum(alarm is not None and alarm < end for alarm, end in collapsed)
@@ -288,7 +288,7 @@ def _line(setting: str, treatment: str, seed: int, rows: Rows) -> str:
         first, last = steps <= WINDOW, steps > max(steps, default=0) - WINDOW
         return f"{values[first].mean():.2f} -> {values[last].mean():.2f}" if first.any() else ""
 
-    steps = (lost(rows, SUCCESS), lost(rows, MI), alarm_step(rows))
+    steps = (step_of_loss(rows, SUCCESS), step_of_loss(rows, MI), alarm_step(rows))
     cells = (
         *(setting, treatment, seed, updates(rows)),
         f"{success[-1]:.2f}, {success.max():.2f}",

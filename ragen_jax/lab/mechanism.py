@@ -27,7 +27,7 @@ import numpy as np
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import model_organism as organism
-from ragen_jax.lab import treatments as cures
+from ragen_jax.lab import treatments as comparisons
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, judged, judged_within
 from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.interim_analyses import confidence, looks
@@ -57,7 +57,7 @@ FIGURES = (*organism.FIGURES, *PULLS, *NORMS, *VARIANCES)
 def until_half(rows: Rows, name: str) -> float:
     """Return the mean of a metric over the steps until half of mi_seq is lost, at least a step."""
     steps, values = curve(rows, name)
-    return float(values[steps <= max(cures.half(rows), steps[0])].mean())
+    return float(values[steps <= max(comparisons.half(rows), steps[0])].mean())
 
 
 def pulls(runs: Runs) -> np.ndarray:
@@ -128,8 +128,8 @@ def primary(runs: Runs) -> list[float]:
     """Return the kept information with a bonus on the upper half minus the lower half, per seed."""
     ((setting,), _, seeds) = factors(runs)
     return [
-        cures.kept_figure(runs[setting, UPPER, seed])
-        - cures.kept_figure(runs[setting, LOWER, seed])
+        comparisons.kept_figure(runs[setting, UPPER, seed])
+        - comparisons.kept_figure(runs[setting, LOWER, seed])
         for seed in seeds
     ]
 
@@ -250,14 +250,14 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         return float(np.mean([measure(runs[setting, name, seed]) for seed in seeds]))
 
     for name in treatments:
-        middle = float(np.median([cures.half(runs[setting, name, seed]) for seed in seeds]))
-        compared = cures.difference(runs, cures.kept_figure, name, ALL)
+        middle = float(np.median([comparisons.half(runs[setting, name, seed]) for seed in seeds]))
+        compared = comparisons.difference(runs, comparisons.kept_figure, name, ALL)
         cells = (
-            *(name, f"{mean(cures.kept_figure, name):.2f}"),
-            "" if name == ALL else cures.shown(runs, name, ALL, compared),
+            *(name, f"{mean(comparisons.kept_figure, name):.2f}"),
+            "" if name == ALL else comparisons.format_difference(runs, name, ALL, compared),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(
-                f"{mean(lambda rows, x=x: cures.last(rows, x), name):.2f}"
+                f"{mean(lambda rows, x=x: comparisons.last(rows, x), name):.2f}"
                 for x in (GROUNDED, SUCCESS)
             ),
         )

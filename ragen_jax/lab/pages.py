@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, tasks
+from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, tasks, treatments
 from ragen_jax.lab import model_organism as organism
-from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.curves import Runs
 from ragen_jax.lab.identical import describe
 from ragen_jax.storage.atomic_io import atomic_write, make_folder
@@ -14,7 +13,7 @@ PAGES = {
     "collapse": collapse,
     "organism": organism,
     "detectors": detectors,
-    **dict.fromkeys(("cures", "ours", "ours_frozen_lake"), cures),
+    **dict.fromkeys(("cures", "ours", "ours_frozen_lake"), treatments),
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),

@@ -120,7 +120,9 @@ def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
     return "at no cost" if change - half_width >= -PRICE else "at a cost"
 
 
-def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]) -> str:
+def format_difference(
+    runs: Runs, treatment: str, reference: str, found: tuple[float, float]
+) -> str:
     """Return a difference with its interval as text, or SAME for identical runs."""
     if is_unchanged(runs, treatment, reference):
         return SAME
@@ -249,7 +251,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     def to(measure, name, reference):
         if name == reference or reference not in treatments:
             return ""
-        return shown(runs, name, reference, difference(runs, measure, name, reference))
+        return format_difference(runs, name, reference, difference(runs, measure, name, reference))
 
     def at_end(figure):
         return lambda rows: last(rows, figure)

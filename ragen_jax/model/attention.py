@@ -57,12 +57,12 @@ class Segment:
     rows_B: jax.Array | None = None
     # [N] int32: the position of the next token, where images make it less than the number of
     # tokens (positions.py); None: it is `length_N`.
-    behind_N: jax.Array | None = None
+    next_position_N: jax.Array | None = None
 
     @property
     def next_N(self) -> jax.Array:
         """Return the position of the token after the last, int32 [N]."""
-        return self.length_N if self.behind_N is None else self.behind_N
+        return self.length_N if self.next_position_N is None else self.next_position_N
 
 
 def attend(

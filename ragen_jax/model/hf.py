@@ -129,9 +129,9 @@ def save(
     outside = [int(i) for i in stop_ids if not 0 <= i < model.config.vocab_size]
     if outside:
         raise ValueError(f"stop ids {outside}: the model has only {model.config.vocab_size} ids")
-    tensors = weights.stored(model.config, params)
+    tensors = weights.to_tensors(model.config, params)
     if tower is not None or model.config.vision is not None:
-        tensors += _stored(model.config, tower)
+        tensors += _tower_tensors(model.config, tower)
 
     writer = weights.is_writer((params, tower and tower.params))
     with replacement(path, writer=writer) as fresh:
@@ -333,7 +333,9 @@ def _compute_dtype(dtype: DTypeLike | None) -> str:
     return name
 
 
-def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weights.StoredTensor]:
+def _tower_tensors(
+    config: qwen.ModelConfig, tower: vision.Tower | None
+) -> list[weights.StoredTensor]:
     """Return the tensors of a model's tower.
 
     Raises:
@@ -351,7 +353,7 @@ def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weight
     seen = dataclasses.replace(tower.model.config, dtype=config.vision.dtype)
     if seen != config.vision:
         raise ValueError(f"the tower has config {seen}, but the model expects {config.vision}")
-    return vision_tensors.stored(seen, tower.params)
+    return vision_tensors.to_tensors(seen, tower.params)
 
 
 def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:

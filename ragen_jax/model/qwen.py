@@ -136,7 +136,7 @@ def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)
 
 
-def _named(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
+def _with_axes(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
     """Return an initialiser that names its parameter's axes, for sharding.
 
     Typed as Any because it returns a boxed array, which `Module.param` unboxes.
@@ -151,7 +151,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = _named(nn.initializers.ones, ("norm",))
+        init = _with_axes(nn.initializers.ones, ("norm",))
         scale: jax.Array = self.param("scale", init, (x.shape[-1],))
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
@@ -178,7 +178,7 @@ class Linear(nn.Module):
         inner, outer = self.shape[: self.contract], self.shape[self.contract :]
         fan_in = math.prod(inner)
         init = nn.initializers.normal(fan_in**-0.5)
-        kernel: jax.Array = self.param("kernel", _named(init, self.axes), self.shape)
+        kernel: jax.Array = self.param("kernel", _with_axes(init, self.axes), self.shape)
         rows, x = x.shape[: -self.contract], x.reshape(-1, fan_in)
         y = x @ kernel.astype(x.dtype).reshape(fan_in, -1)
         if self.has_variable("params", "lora_a"):
@@ -187,7 +187,7 @@ class Linear(nn.Module):
             y = y + (x @ a) @ b.reshape(b.shape[0], -1)
         y = y.reshape(*rows, *outer)
         if self.bias:
-            zeros = _named(nn.initializers.zeros, self.axes[self.contract :])
+            zeros = _with_axes(nn.initializers.zeros, self.axes[self.contract :])
             bias: jax.Array = self.param("bias", zeros, outer)
             y = y + bias.astype(x.dtype)
         return y
@@ -275,7 +275,7 @@ class Qwen(nn.Module):
           ValueError: three positions per token for a model with one.
         """
         c = self.config
-        init = _named(nn.initializers.normal(0.02), ("vocab", "embed"))
+        init = _with_axes(nn.initializers.normal(0.02), ("vocab", "embed"))
         embed: jax.Array = self.param("embed", init, (c.vocab_size, c.width))
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`

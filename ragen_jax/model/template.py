@@ -154,8 +154,8 @@ def _image(template: Template, span: Span) -> list[np.ndarray]:
             "the message contains an image, but the chat template belongs to a model without vision"
         )
     first, count = span
-    before, behind = template.image_sides
-    return [before, first + np.arange(count, dtype=np.int32), behind]
+    before, after = template.image_sides
+    return [before, first + np.arange(count, dtype=np.int32), after]
 
 
 def parse_chat_template(
@@ -187,16 +187,16 @@ def parse_chat_template(
     spoken = system is not None
     rendered = _render(tokenizer, system=spoken, tools=tools)
     head, name, tail, last = _around_marks(rendered, system=spoken)
-    tail_of_result = behind_result = ""
+    tail_of_result = after_result = ""
     if tools:
         if CALL not in head:
             raise ValueError(
                 f"the tokenizer's chat template does not show tool calls as {CALL}, the format "
                 "of Qwen2.5 and Qwen3"
             )
-        shown = _render(tokenizer, system=spoken, tools=tools, last="tool")
-        *_, tail_of_result, behind_result = _around_marks(shown, system=spoken)
-    for text in (last, behind_result):
+        tool_text = _render(tokenizer, system=spoken, tools=tools, last="tool")
+        *_, tail_of_result, after_result = _around_marks(tool_text, system=spoken)
+    for text in (last, after_result):
         if "</think>" in text:
             raise ValueError(
                 "the tokenizer's chat template closes the reasoning before the reply begins, "
@@ -205,9 +205,9 @@ def parse_chat_template(
             )
     # The agent may write the tags of a call, which the list of tools describes. Only the template
     # may write the tags around a result.
-    written = _render(tokenizer, system=spoken) + tail_of_result + behind_result
-    shown = "" if image_pad is None else _around_image(tokenizer)
-    written += shown
+    written = _render(tokenizer, system=spoken) + tail_of_result + after_result
+    image_text = "" if image_pad is None else _around_image(tokenizer)
+    written += image_text
     control = _control_ids(tokenizer, written)
     think = "" if last.rstrip().endswith("<think>") else "<think>"
     opening, between, middle = (
@@ -227,19 +227,19 @@ def parse_chat_template(
                 "the tokenizer's chat template ends a reply differently before a tool result: "
                 f"with {tail_of_result!r}"
             )
-        result_between = _before(tokenizer, control, parts)
-        result_middle = _behind(
-            tokenizer, control, _apart(tokenizer, control, behind_result + think)
+        result_between = _before_message(tokenizer, control, parts)
+        result_middle = _after_message(
+            tokenizer, control, _apart(tokenizer, control, after_result + think)
         )
-    sides = None if image_pad is None else _image_sides(tokenizer, control, shown, image_pad)
+    sides = None if image_pad is None else _image_sides(tokenizer, control, image_text, image_pad)
     if system is not None:
         opening = [p.replace(ASKED_MARKS[0], system) if isinstance(p, str) else p for p in opening]
     return Template(
         tokenizer=tokenizer,
         control=control,
-        opening=_before(tokenizer, control, opening),
-        between=_before(tokenizer, control, between),
-        middle=_behind(tokenizer, control, middle),
+        opening=_before_message(tokenizer, control, opening),
+        between=_before_message(tokenizer, control, between),
+        middle=_after_message(tokenizer, control, middle),
         close_id=close.id,
         lead=(last + think).removeprefix(name) if last.startswith(name) else think,
         added=think,
@@ -270,14 +270,14 @@ def _around_image(tokenizer: "PreTrainedTokenizerFast") -> str:
 
 
 def _image_sides(
-    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], shown: str, image_pad: int
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], image_text: str, image_pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids that the template writes before and after the id of an image."""
-    parts = _apart(tokenizer, control, shown)
+    parts = _apart(tokenizer, control, image_text)
     ids = [part.id if isinstance(part, Control) else None for part in parts]
     if ids.count(image_pad) != 1 or None in (ids[0], ids[-1]) or len(ids) < 3:
         raise ValueError(
-            f"the tokenizer's chat template writes {shown!r} for an image; expected token "
+            f"the tokenizer's chat template writes {image_text!r} for an image; expected token "
             f"{image_pad} (image_token_id in config.json) once, between control tokens"
         )
     at = ids.index(image_pad)
@@ -418,19 +418,19 @@ def _apart(tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: 
     return [part for part in (*parts, text[end:]) if part]
 
 
-def _before(
+def _before_message(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
 ) -> Side:
     """Return the `Side` before a message."""
-    behind = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
+    tag_end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
     return Side(
-        ids=_ids(tokenizer, control, parts[:behind]),
-        text=_text(parts[behind:]),
-        strip=behind > 0 and _strips_behind(parts[behind - 1]),
+        ids=_ids(tokenizer, control, parts[:tag_end]),
+        text=_text(parts[tag_end:]),
+        strip=tag_end > 0 and _strips_after(parts[tag_end - 1]),
     )
 
 
-def _behind(
+def _after_message(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
 ) -> Side:
     """Return the `Side` after a message."""
@@ -448,7 +448,7 @@ def _ids(
     ids = [np.zeros(0, np.int32)]
     for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
         if isinstance(part, str):
-            part = _stripped(part, _strips_behind(before), _strips_before(after))
+            part = _stripped(part, _strips_after(before), _strips_before(after))
             ids.append(plain_ids(tokenizer, control, part))
         else:
             ids.append(np.array([part.id], np.int32))
@@ -464,7 +464,7 @@ def _strips_before(part: Part | None) -> bool:
     return isinstance(part, Control) and part.lstrip
 
 
-def _strips_behind(part: Part | None) -> bool:
+def _strips_after(part: Part | None) -> bool:
     return isinstance(part, Control) and part.rstrip
 
 

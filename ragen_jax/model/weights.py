@@ -209,7 +209,7 @@ def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
 def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tensors) -> None:
     """Raise ValueError unless the files hold exactly the model's tensors, in its shapes.
 
-    Tensors of the family that are not parameters (`Family.beside`) are not checked here.
+    Tensors of the family that are not parameters (`Family.other_prefixes`) are not checked here.
     """
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     family = family_of(config)
@@ -393,7 +393,7 @@ def _read_tensor(
 # ---------------------------------------------------------------- writing
 
 
-def stored(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
+def to_tensors(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
     """Return the tensors of a model's parameters: the embedding, the layers, norm and head.
 
     Raises:
@@ -421,7 +421,7 @@ def write(
     """Write tensors into a single file, or into several files and their index.
 
     Args:
-      tensors: tensors from `stored`, in the order in which they are written. If their parameters
+      tensors: result of `to_tensors`, in the order in which they are written. If their parameters
         are spread over several processes, every process must call this.
       dtype: a member of SAVE_DTYPES.
       max_shard_bytes: largest size of a file; a single tensor may be larger.

@@ -67,7 +67,7 @@ class CompileResult:
 
 def compile_program(program: Program, chip: Chip) -> CompileResult:
     """Compile a program; return a result even if the program does not fit."""
-    held_bytes = bytes_per_chip(program.held)
+    resident_bytes = bytes_per_chip(program.resident)
     start = time.perf_counter()
     with quiet_stderr():
         try:
@@ -85,12 +85,12 @@ def compile_program(program: Program, chip: Chip) -> CompileResult:
                 raise
             own_bytes = float(match[1]) * UNITS[match[2]]
     seconds = time.perf_counter() - start
-    peak = (own_bytes + held_bytes) / GIB
+    peak = (own_bytes + resident_bytes) / GIB
     return CompileResult(
         program=program,
         compile_s=seconds,
         peak_gib=peak,
-        held_gib=held_bytes / GIB,
+        held_gib=resident_bytes / GIB,
         roofline_s=program.cost.seconds(chip),
         fits=peak <= chip.hbm_gib,
     )

@@ -58,7 +58,7 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     flow_every = math.lcm(c.diagnose.every, c.diagnose.flow_every)  # 0: never
     stripped = 1 / flow_every if flow_every and at.shown > 1 else 0
     shared: dict[str, Any] = {
-        "held": run.held,
+        "resident": run.resident,
         "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),
     }
     yield program(
@@ -124,7 +124,7 @@ def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterat
             on_chip(B, mesh), P, at.reasoning, at.reasoning
         ),
         calls=-(-d.probe_problems * d.probe_samples // B) / d.probe_every,
-        held=run.held,
+        resident=run.resident,
         helps=("diagnose.micro_batch", *run.helps),
     )
 
@@ -157,7 +157,7 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
         pieces,
         host((groups,)),
         host(()),
-        held=(
+        resident=(
             (run.state.opt_state, run.state.critic),
             None if loss.kl_coef else run.at_rest,
             run.policy if run.copied else None,

@@ -18,7 +18,7 @@ from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
 from ragen_jax.model.vision import tower as vision
-from ragen_jax.model.vision.image_table import AT_A_TIME, SIGHTS, tower_gradient
+from ragen_jax.model.vision.image_table import AT_A_TIME, MAX_CACHES, tower_gradient
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.programs.program import Program, on_chip, program
@@ -44,11 +44,13 @@ def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
     meshes = {run.sampling_mesh, run.mesh} if run.tower_trains else {run.sampling_mesh}
     towers = {mesh: tower_struct(run, mesh) for mesh in meshes}
     tables = [*run.images.values()]
-    latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # tables that ImageTable caches
+    latest = tables[:1] * (
+        MAX_CACHES + 1 if run.tower_trains else 1
+    )  # tables that ImageTable caches
 
     def with_towers(one: Program) -> Program:
         reads = any(x is table.embed_ID for x in one.arguments for table in tables)
-        return dataclasses.replace(one, held=(one.held, latest[reads:], [*towers.values()]))
+        return dataclasses.replace(one, resident=(one.resident, latest[reads:], [*towers.values()]))
 
     return [*map(with_towers, plan), *_tower_programs(run, towers, latest)]
 
@@ -59,11 +61,11 @@ def tower_struct(run: RunShapes, mesh: Mesh) -> Params:
     shapes = flatten_dict(
         jax.eval_shape(lambda key: vision.init_params(config, key), jax.random.key(0))
     )
-    held = {
+    resident = {
         path: x if path[-1] == "scale" else jax.ShapeDtypeStruct(x.shape, jnp.dtype(config.dtype))
         for path, x in shapes.items()
     }
-    return laid_out(unflatten_dict(held), vision.param_shardings(config, mesh))
+    return laid_out(unflatten_dict(resident), vision.param_shardings(config, mesh))
 
 
 def _tower(run: RunShapes) -> vision.VisionTower:
@@ -94,7 +96,7 @@ def _tower_programs(
             grid,
             towers,
             mesh,
-            held=(run.held, run.policy, cache, latest),
+            resident=(run.resident, run.policy, cache, latest),
             calls=-(-rows // AT_A_TIME) * c.env.max_turns,
             helps=("rollout.groups", *run.helps),
         )
@@ -109,7 +111,7 @@ def _see(
     towers: dict[Mesh, Params],
     mesh: Mesh,
     *,
-    held: Any,
+    resident: Any,
     calls: float,
     helps: tuple[str, ...],
 ) -> Program:
@@ -127,7 +129,7 @@ def _see(
         params,
         _patches(tower, grid, mesh),
         grid,
-        held=(held, [params for other, params in towers.items() if other != mesh]),
+        resident=(resident, [params for other, params in towers.items() if other != mesh]),
         cost=TowerWork(tower.config, mesh.shape["tensor"]).see(on_chip(AT_A_TIME, mesh), grid),
         calls=calls,
         helps=helps,
@@ -148,7 +150,7 @@ def _training_tower(
       count: images of the step.
     """
     tower, mesh, minibatches = _tower(run), run.mesh, run.config.optimizer.minibatches
-    held = (
+    resident = (
         (run.state, run.frozen and run.frozen.params, run.policy if run.copied else None),
         run.learning,  # the gradient has its shapes
         latest,
@@ -160,7 +162,7 @@ def _training_tower(
         grid,
         towers,
         mesh,
-        held=held,
+        resident=resident,
         calls=-(-count // AT_A_TIME) * minibatches,  # each minibatch has new adapters
         helps=helps,
     )
@@ -176,7 +178,7 @@ def _training_tower(
         _patches(tower, grid, mesh),
         grid,
         host((AT_A_TIME, tokens, run.model.config.width), jnp.float32),
-        held=(held, [params for other, params in towers.items() if other != mesh]),
+        resident=(resident, [params for other, params in towers.items() if other != mesh]),
         cost=TowerWork(tower.config, mesh.shape["tensor"]).back(on_chip(AT_A_TIME, mesh), grid),
         calls=-(-count // minibatches // AT_A_TIME) * minibatches,
         helps=helps,

@@ -185,7 +185,7 @@ def describe(config: Config, learner: Learner, state: TrainState, policy: Params
         base={},
         cast=False,
         copied=False,
-        held=None,
+        resident=None,
         images={},
     )
 

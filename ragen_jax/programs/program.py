@@ -21,7 +21,7 @@ class Program:
     name: str
     lower: Callable[[], Lowered]
     arguments: Any  # tree of `Struct`s
-    held: Any  # tree of `Struct`s that are in memory during a call but are not arguments
+    resident: Any  # tree of `Struct`s that are in memory during a call but are not arguments
     cost: Cost  # one call on one chip
     calls: float  # average number per step
     helps: tuple[str, ...]  # config fields that reduce its memory

@@ -32,9 +32,13 @@ def residents(run: RunShapes) -> dict[str, Resident]:
 
 
 def with_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
-    """Return the programs with the resident arrays added to their `held` memory."""
+    """Return the programs with the resident arrays added to their `resident` memory."""
     kept = [resident.arguments[0] for resident in found.values()]
-    return [dataclasses.replace(one, held=(one.held, kept)) for one in plan] if kept else [*plan]
+    return (
+        [dataclasses.replace(one, resident=(one.resident, kept)) for one in plan]
+        if kept
+        else [*plan]
+    )
 
 
 def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Program]:
@@ -54,7 +58,7 @@ def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Pr
             kept,
             *rest,
             keywords=dict(resident.keywords),
-            held=(run.held, run.policy, cache, others),
+            resident=(run.resident, run.policy, cache, others),
             cost=Cost(
                 flops=resident.flops,
                 bytes=math.prod(kept.sharding.shard_shape(kept.shape)) * kept.dtype.itemsize,

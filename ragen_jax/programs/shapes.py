@@ -34,7 +34,7 @@ from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import families, hf, layout, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.vision import images
-from ragen_jax.model.vision.image_table import LEAST_ROOM
+from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.update.policy import ForwardContext, add_images
@@ -167,7 +167,7 @@ def cache_struct(
 
     k, v = jax.tree.map(lay_out, shapes)
     length_N = struct(mesh, (rows,), jnp.int32, "rows")
-    return Segment(k, v, length_N, behind_N=length_N if model.config.vision else None)
+    return Segment(k, v, length_N, next_position_N=length_N if model.config.vision else None)
 
 
 def picture_grids(config: Config) -> dict[str, Grid]:
@@ -200,14 +200,14 @@ def table_struct(config: Config, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
         pictures(of[name]) * (grid[1] * grid[2] // vision.spatial_merge_size**2)
         for name, grid in picture_grids(config).items()
     )
-    room = LEAST_ROOM
-    while room < tokens:
-        room *= 2
+    capacity = MIN_CAPACITY
+    while capacity < tokens:
+        capacity *= 2
     return Images(
-        token_I=struct(mesh, (room,), jnp.int32),
-        embed_ID=struct(mesh, (room, shape.width), jnp.dtype(config.model.dtype)),
-        place_I2=struct(mesh, (room, 2), jnp.int32),
-        step_I=struct(mesh, (room,), jnp.int32),
+        token_I=struct(mesh, (capacity,), jnp.int32),
+        embed_ID=struct(mesh, (capacity, shape.width), jnp.dtype(config.model.dtype)),
+        place_I2=struct(mesh, (capacity, 2), jnp.int32),
+        step_I=struct(mesh, (capacity,), jnp.int32),
     )
 
 
@@ -231,7 +231,7 @@ class RunShapes:
     base: Params  # the parameters that layout.sampling_params copies
     cast: bool  # whether frozen parameters differ in dtype from trained parameters
     copied: bool  # whether layout.sampling_params copies parameters or returns the given ones
-    held: Any  # tree of the arrays that training keeps in memory during sampling and scoring
+    resident: Any  # tree of the arrays that training keeps in memory during sampling and scoring
     images: dict[Mesh, Images]  # the image table on each mesh; empty: no vision tower
 
     @property
@@ -358,9 +358,9 @@ def describe(
     )
     resting = None if c.algorithm.kl_memory == "host" else reference  # as in `at_rest`
     if copied:
-        held = state, resting, frozen and frozen.params
+        resident = state, resting, frozen and frozen.params
     else:  # the sampler reads the parameters of training
-        held = state if frozen else dataclasses.replace(state, params=None), resting
+        resident = state if frozen else dataclasses.replace(state, params=None), resting
     return RunShapes(
         config=c,
         model=model,
@@ -375,7 +375,7 @@ def describe(
         base=params,
         cast=cast,
         copied=copied,
-        held=held,
+        resident=resident,
         images={on: table_struct(c, shape, on) for on in (mesh, sampling_mesh) if shape.vision},
     )
 

@@ -108,7 +108,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
             run.with_images,
             *tokens,
             keywords={"members": 1 if even else members},
-            held=run.held,
+            resident=run.resident,
             cost=work.prefill(on_chip(N, mesh), length),
             calls=calls,
             **shared,
@@ -139,7 +139,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
             rows(B, at.news),
             rows(B),
             keywords={"capacity": at.prompt},
-            held=run.held,
+            resident=run.resident,
             cost=work.extend(B // shards, at.prompt, at.news),
             calls=at.whole - 1,
             **shared,
@@ -156,7 +156,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         rows(B),
         host((), jnp.float32),
         keywords={"settings": DecodeSettings(max_tokens=T, stop_ids=(0,))},
-        held=(run.held, before, reply),  # play.py still holds the previous turn
+        resident=(run.resident, before, reply),  # play.py still holds the previous turn
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
         **shared,
@@ -194,7 +194,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         if positions >= at.last + longest:
             break
     pages = [cache_struct(run.model, run.policy, mesh, B, size) for size in lengths]
-    held = [(page.k, page.v) for page in pages]
+    caches = [(page.k, page.v) for page in pages]
     largest = lengths.index(max(lengths))
     helps = ("rollout.slots", *run.helps)
 
@@ -207,13 +207,13 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
             name,
             mesh,
             fold,
-            held[largest],
+            caches[largest],
             (new.k, new.v),
             host((), jnp.int32),
             ints(N),
             ints(N),
             ints(B),
-            held=(run.held, run.policy, held[:largest], held[largest + 1 :]),
+            resident=(run.resident, run.policy, caches[:largest], caches[largest + 1 :]),
             cost=Cost(0.0, 2 * work.cache_bytes(N // shards * length)),
             calls=calls,
             helps=helps,
@@ -229,11 +229,11 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         read,
         run.model,
         run.with_images,
-        held,
+        caches,
         ints(R),
         ints(R),
         ints(R, E),
-        held=run.held,
+        resident=run.resident,
         cost=work.read(at_a_time, positions, E),
         calls=reads,
         helps=helps,
@@ -245,11 +245,11 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         decode_chunk,
         run.model,
         run.policy,
-        held,
+        caches,
         DecodeBatch(*[ints(B)] * 4, keys_B=struct(mesh, (B,), jax.random.key(0).dtype, "rows")),
         host((), jnp.float32),
         keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))},
-        held=run.held,
+        resident=run.resident,
         cost=work.decode(rows, positions, chunk + 1),
         calls=chunks,
         helps=helps,
@@ -264,9 +264,15 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
     start = needs_start(A, run.mesh)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
-        held = state.opt_state, state.critic, run.at_rest
+        resident = state.opt_state, state.critic, run.at_rest
         yield _read(
-            run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
+            run,
+            "statistics",
+            passes.statistics,
+            run.whole,
+            temperature,
+            resident=resident,
+            head=True,
         )
     reference = (
         run.reference
@@ -275,14 +281,20 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
     )
     if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
-            run, "reference", passes.statistics, reference, temperature, held=state, head=True
+            run, "reference", passes.statistics, reference, temperature, resident=state, head=True
         )
     if state.critic:
         rest = dataclasses.replace(state, critic=None), run.at_rest
         critic = state.critic
-        held = rest, critic.opt_state
+        resident = rest, critic.opt_state
         yield _read(
-            run, "values", passes.values, critic.params, run.forward_context, held=held, head=False
+            run,
+            "values",
+            passes.values,
+            critic.params,
+            run.forward_context,
+            resident=resident,
+            head=False,
         )
         yield _gradient(
             run,
@@ -291,18 +303,18 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
             *(build_value_loss(c), critic.params, critic.params if start else None),
             _pieces(run, A, value="f4", target="f4"),
             *(host(()), host((), jnp.float32)),
-            held=held,
+            resident=resident,
             trained=critic,
             reference=False,
             with_head=False,
         )
-        yield _apply(run, "critic_apply", critic, held=rest)
+        yield _apply(run, "critic_apply", critic, resident=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
     rest = state.critic, None if in_loss else run.at_rest
     loss = build_loss(c)
     own = rounding_decides(loss, c.model.dtype)
     if own and c.optimizer.minibatches > 1:
-        held = rest, state.opt_state, run.reference if in_loss else None
+        resident = rest, state.opt_state, run.reference if in_loss else None
         yield dataclasses.replace(
             _read(
                 run,
@@ -310,7 +322,7 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
                 passes.statistics,
                 run.whole,
                 temperature,
-                held=held,
+                resident=resident,
                 head=True,
                 count=A,
             ),
@@ -329,38 +341,38 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
         *(host(()), (host((), jnp.float32), state.kl_scale)),
-        held=(rest, state.opt_state, state.params.get("tower")),
+        resident=(rest, state.opt_state, state.params.get("tower")),
         # Passed even if None: JAX looks programs up by the keywords of a call.
         keywords={"unchanged": host((), jnp.bool_) if own else None},
         trained=state,
         reference=in_loss,
     )
     yield _apply(
-        run, "apply", state, held=(state.critic, run.reference if in_loss else run.at_rest)
+        run, "apply", state, resident=(state.critic, run.reference if in_loss else run.at_rest)
     )
     if run.frozen and run.cast:  # at the start, when nothing else is in memory
-        yield _resharding(run, run.mesh, held=None, calls=0)
+        yield _resharding(run, run.mesh, resident=None, calls=0)
     elif run.copied:
-        held = state if run.frozen else (dataclasses.replace(state, params=None), run.at_rest)
+        resident = state if run.frozen else (dataclasses.replace(state, params=None), run.at_rest)
         # LoRA's base model is copied once per run.
-        yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
+        yield _resharding(run, run.sampling_mesh, resident=resident, calls=0 if run.frozen else 1)
 
 
-def _resharding(run: RunShapes, mesh: Mesh, *, held: Any, calls: int) -> Program:
+def _resharding(run: RunShapes, mesh: Mesh, *, resident: Any, calls: int) -> Program:
     """Return the `Program` that copies float32 parameters to the model's dtype and a mesh."""
     return program(
         "resharding",
         mesh,
         layout.resharding(run.model, mesh),
         run.base,
-        held=held,
+        resident=resident,
         cost=Work(run.model.config, mesh.shape["tensor"]).resharding(shards=split(run)),
         calls=calls,
         helps=run.helps,
     )
 
 
-def _copy_beside(run: RunShapes) -> Params | None:
+def _resident_copy(run: RunShapes) -> Params | None:
     """Return the sampler's copy of the parameters if it stays in memory during updates.
 
     train.py drops the copy before updates, except for a copy of LoRA's base model.
@@ -379,7 +391,7 @@ def _gradient(
     name: str,
     function: Wrapped,
     *args: Any,
-    held: Any,
+    resident: Any,
     trained: TrainState | CriticState,
     keywords: dict[str, Any] | None = None,
     **cost: bool,
@@ -394,7 +406,7 @@ def _gradient(
         *args,
         run.forward_context,
         keywords=keywords,
-        held=(held, _copy_beside(run)),
+        resident=(resident, _resident_copy(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
             on_chip(o.micro_batch, run.mesh),
             run.row,
@@ -408,7 +420,9 @@ def _gradient(
     )
 
 
-def _apply(run: RunShapes, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
+def _apply(
+    run: RunShapes, name: str, trained: TrainState | CriticState, *, resident: Any
+) -> Program:
     """Return the `Program` of an optimizer step, given the gradient."""
     number = host((), jnp.float32)
     return program(
@@ -416,7 +430,7 @@ def _apply(run: RunShapes, name: str, trained: TrainState | CriticState, *, held
         run.mesh,
         apply_gradient,
         *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
-        held=(held, run.frozen and run.frozen.params, _copy_beside(run)),
+        resident=(resident, run.frozen and run.frozen.params, _resident_copy(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
         calls=run.config.optimizer.minibatches,
         helps=training_helps(run),
@@ -435,7 +449,7 @@ def _read(
     params: Params,
     extra: Any,
     *,
-    held: Any,
+    resident: Any,
     head: bool,
     count: int | None = None,
 ) -> Program:
@@ -452,7 +466,7 @@ def _read(
         micro_batches(run, count, tokens="int32")["tokens"],
         host(()),
         extra,
-        held=(held, _copy_beside(run)),
+        resident=(resident, _resident_copy(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
             on_chip(micro, run.mesh), run.row, micro_batches=count, head=head
         ),

@@ -95,7 +95,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def shown(
+def episode_objects(
     saved: Sequence[SavedEpisodes], tokenizer: Tokenizer | None, budget: int
 ) -> Iterator[dict[str, Any]]:
     """Yield episodes for a page as JSON objects, equally many per saved step and environment.

@@ -100,12 +100,12 @@ def page(found: Sequence[Contents]) -> str:
         "matrices": [
             {"run": i} | matrix
             for i, contents in enumerate(found)
-            for matrix in matrices.shown(contents.stored, MATRIX_BYTES // len(runs))
+            for matrix in matrices.matrix_objects(contents.stored, MATRIX_BYTES // len(runs))
         ],
         "episodes": [
             {"run": i} | episode
             for i, contents in enumerate(found)
-            for episode in episodes.shown(
+            for episode in episodes.episode_objects(
                 contents.saved, contents.tokenizer, EPISODE_BYTES // len(runs)
             )
         ],

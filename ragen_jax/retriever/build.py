@@ -31,7 +31,7 @@ def build_words(corpus: str, index: str, *, stem: bool) -> int:
       ValueError: the corpus cannot be read, or the folder has other files.
     """
     with replacement(index) as fresh:
-        write_words(fresh, _told(write_passages(fresh, read_corpus(corpus))), stem=stem)
+        write_words(fresh, _with_progress(write_passages(fresh, read_corpus(corpus))), stem=stem)
         return len(Passages(fresh))
 
 
@@ -53,7 +53,7 @@ def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Me
         vectors = map_array(fresh / VECTORS, np.float16, shape)
         starts = range(0, len(texts), CHUNK)
         for start, chunk in zip(
-            starts, _told(texts[start : start + CHUNK] for start in starts), strict=True
+            starts, _with_progress(texts[start : start + CHUNK] for start in starts), strict=True
         ):
             vectors[start : start + len(chunk)] = encode(chunk)
         with_retries(vectors.flush, fresh / VECTORS)
@@ -71,7 +71,7 @@ def build_texts(corpus: str, index: str, *, vectors: str, encoder: str, dtype: s
     found = open_vectors(vectors)
     width = read_shape(hf.resolve(encoder)).hidden_size
     with replacement(index) as fresh:
-        for _ in _told(write_passages(fresh, read_corpus(corpus))):
+        for _ in _with_progress(write_passages(fresh, read_corpus(corpus))):
             pass
         texts = Passages(fresh)
         fit(found, width, texts)
@@ -85,7 +85,7 @@ def _lasting(path: str) -> str:
     return str(place.resolve()) if place.exists() else path
 
 
-def _told(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+def _with_progress(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
     """Yield the chunks, and print a line every TOLD texts."""
     count = 0
     for chunk in chunks:

@@ -320,8 +320,8 @@ def in_parts(message: str, spans: Spans) -> Message:
     if not spans:
         return message
     texts = message.split(IMAGE)
-    behind = zip(spans, texts[1:], strict=True)
-    return (texts[0], *(part for pair in behind for part in pair))
+    pairs = zip(spans, texts[1:], strict=True)
+    return (texts[0], *(part for pair in pairs for part in pair))
 
 
 def enclosed(text: bytes, start: int, tag: bytes) -> tuple[int, int] | None:

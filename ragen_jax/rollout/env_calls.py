@@ -92,7 +92,7 @@ def attempt(call: Callable[[], Result]) -> Result | EnvFailure:
         here = threading.current_thread() is threading.main_thread()
         if here and isinstance(error, KeyboardInterrupt):
             raise
-        return _broken(error)
+        return _failure(error)
 
 
 def begin(
@@ -228,10 +228,10 @@ def _checked(step: object) -> Step:
         raise TypeError(f"Step.done must be a bool, got {step.done!r:.80}")
     if not isinstance(info, dict):
         raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
-    return Step(step.state, reward, done, _kept(info))
+    return Step(step.state, reward, done, _json_entries(info))
 
 
-def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
+def _json_entries(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
     """Return the JSON-compatible entries of an info: finite numbers, bools, strings."""
     kept = {}
     for name, value in info.items():
@@ -246,7 +246,7 @@ def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
     return kept
 
 
-def _broken(error: BaseException) -> EnvFailure:
+def _failure(error: BaseException) -> EnvFailure:
     return EnvFailure(describe_error(error), format_error(error))
 
 
@@ -319,7 +319,7 @@ def _in_threads(
             late = [i for i, since in ticked.items() if now - since >= limits.time_limit]
             for index in late:
                 del ticked[index]
-                results[index] = _broken(
+                results[index] = _failure(
                     TimeoutError(f"a step took longer than {limits.time_limit:g} s")
                 )
             hire(min(len(late), len(waiting)))

@@ -29,7 +29,7 @@ from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, append
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
-from ragen_jax.model.vision.positions import of_params, position_behind, token_positions
+from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
 
 
 @flax.struct.dataclass
@@ -154,20 +154,20 @@ def prefill(
     _, (k, v) = hidden_and_kv(model, params, tokens_NP)
     last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
     before = Segment(k=k, v=v, length_N=length_N - 1)
-    behind_N = position_behind(params, tokens_NP, length_N)
-    hidden, _ = model.apply({"params": params}, last_N1, (behind_N - 1)[:, None], (before,))
-    segment = _behind(params, before, length_N, behind_N)
+    next_N = next_positions(params, tokens_NP, length_N)
+    hidden, _ = model.apply({"params": params}, last_N1, (next_N - 1)[:, None], (before,))
+    segment = _cache_of(params, before, length_N, next_N)
     logits_NV = output_logits(params, hidden[:, 0])
     if members > 1:
         repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
-        segment = _behind(
+        segment = _cache_of(
             params,
             Segment(
                 k=jax.tree.map(repeat, segment.k),
                 v=jax.tree.map(repeat, segment.v),
                 length_N=length_N,
             ),
-            *(jnp.repeat(x, members) for x in (length_N, behind_N)),
+            *(jnp.repeat(x, members) for x in (length_N, next_N)),
         )
         logits_NV = jnp.repeat(logits_NV, members, axis=0)
     return lay_out(segment), constrain(logits_NV, "rows", "vocab")
@@ -181,13 +181,13 @@ def hidden_and_kv(
     return output
 
 
-def _behind(params: Params, segment: Segment, length_N: jax.Array, behind_N: jax.Array) -> Segment:
-    """Return a cache of `length_N` tokens, with the next positions `behind_N` if there are images.
+def _cache_of(params: Params, segment: Segment, length_N: jax.Array, next_N: jax.Array) -> Segment:
+    """Return a cache of `length_N` tokens, with the next positions `next_N` if there are images.
 
     Without images, the next position equals the length.
     """
-    behind = None if of_params(params) is None else behind_N
-    return dataclasses.replace(segment, length_N=length_N, behind_N=behind)
+    position_N = None if of_params(params) is None else next_N
+    return dataclasses.replace(segment, length_N=length_N, next_position_N=position_N)
 
 
 def lay_out(segment: Segment) -> Segment:
@@ -196,12 +196,12 @@ def lay_out(segment: Segment) -> Segment:
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 
-    behind = segment.behind_N
+    next_N = segment.next_position_N
     return Segment(
         k=jax.tree.map(cache, segment.k),
         v=jax.tree.map(cache, segment.v),
         length_N=constrain(segment.length_N, "rows"),
-        behind_N=None if behind is None else constrain(behind, "rows"),
+        next_position_N=None if next_N is None else constrain(next_N, "rows"),
     )
 
 
@@ -240,10 +240,10 @@ def extend(
     # As in prefill, the last token is run separately.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = dataclasses.replace(history, length_N=history.length_N - 1)
-    behind_B = position_behind(params, tokens_BE, count_B, start_B)
-    hidden, _ = model.apply({"params": params}, last_B1, behind_B[:, None] - 1, (before,))
+    next_B = next_positions(params, tokens_BE, count_B, start_B)
+    hidden, _ = model.apply({"params": params}, last_B1, next_B[:, None] - 1, (before,))
     logits_BV = output_logits(params, hidden[:, 0])
-    history = _behind(params, history, history.length_N, behind_B)
+    history = _cache_of(params, history, history.length_N, next_B)
     return lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
@@ -257,7 +257,9 @@ def _take_rows(
         k=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.k),
         v=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.v),
         length_N=jnp.take(segment.length_N, shared_B),
-        behind_N=None if segment.behind_N is None else jnp.take(segment.behind_N, shared_B),
+        next_position_N=None
+        if segment.next_position_N is None
+        else jnp.take(segment.next_position_N, shared_B),
     )
     return history, k, v, jnp.take(reply.length_N, rows_B)
 

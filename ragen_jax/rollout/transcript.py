@@ -65,11 +65,11 @@ def transcript(
     messages = [] if chat.system is None else [_message("system", chat.system)]
     role = "user"
     for earlier in shown:
-        messages.append(_shown(role, earlier, folder))
-        messages.append(_message("assistant", lead + chat.text(_said(chat, earlier))))
+        messages.append(_turn_message(role, earlier, folder))
+        messages.append(_message("assistant", lead + chat.text(_reply_ids(chat, earlier))))
         role = "tool" if chat.calls(earlier) else "user"
-    messages.append(_shown(role, turn, folder))
-    reply_ids = _said(chat, turn)
+    messages.append(_turn_message(role, turn, folder))
+    reply_ids = _reply_ids(chat, turn)
     reply = chat.text(reply_ids)
     asked = _ask(chat.template, tuple((m["role"], _content(m)) for m in messages), added)
     prompt = turn.prompt
@@ -116,7 +116,7 @@ def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": clean_text(content)}
 
 
-def _shown(role: str, turn: Turn, folder: str) -> dict[str, Any]:
+def _turn_message(role: str, turn: Turn, folder: str) -> dict[str, Any]:
     """Return the message of a turn: text, or with images a list of text and image parts."""
     if not turn.images:
         return _message(role, turn.message)
@@ -137,7 +137,7 @@ def _content(message: dict[str, Any]) -> Content:
     return content if isinstance(content, str) else tuple(part.get("text") for part in content)
 
 
-def _said(chat: Chat, turn: Turn) -> np.ndarray:
+def _reply_ids(chat: Chat, turn: Turn) -> np.ndarray:
     """Return the sampled ids without the stop token, if any."""
     stopped = len(turn.sampled) > 0 and int(turn.sampled[-1]) in chat.stop_ids
     return turn.sampled[:-1] if stopped else turn.sampled

@@ -27,7 +27,8 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
     # (shape, pixels) of an image -> its number; members of a group share many images.
     images: dict[tuple[tuple[int, ...], bytes], int] = {}
     records = [
-        _fields(episode, "turns") | {"turns": [_told(turn, images) for turn in episode.turns]}
+        _fields(episode, "turns")
+        | {"turns": [_turn_fields(turn, images) for turn in episode.turns]}
         for episode in episodes
     ]
     file = io.BytesIO()
@@ -61,7 +62,7 @@ def from_bytes(data: bytes) -> list[Episode]:
     return [Episode(**episode) for episode in records]
 
 
-def _told(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -> dict[str, Any]:
+def _turn_fields(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -> dict[str, Any]:
     """Return a turn's fields, with lengths in place of arrays and numbers in place of images.
 
     New images are added to `images`.

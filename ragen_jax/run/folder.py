@@ -45,11 +45,11 @@ class RunFolder:
           FolderGone: the folder is no longer at its path. Writing there would create a second
             folder with a part of the run.
         """
-        if gone := self.gone():
+        if gone := self.removal_message():
             raise FolderGone(gone)
         return self.path
 
-    def gone(self) -> str | None:
+    def removal_message(self) -> str | None:
         """Return a message that says the folder was renamed or removed; None if it was not."""
         place = self.whereabouts()
         if place == self.path:
@@ -64,7 +64,7 @@ class RunFolder:
         A save in progress when the folder is renamed creates the old path again. That second folder
         would look like the run. Call this when no save is in progress.
         """
-        if not self.gone() or not self.path.is_dir():
+        if not self.removal_message() or not self.path.is_dir():
             return
         if os.listdir(self.path) == ["checkpoints"]:
             with contextlib.suppress(OSError):  # the run ends with another error anyway

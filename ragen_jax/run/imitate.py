@@ -394,13 +394,13 @@ def _pictures(
     Raises:
       ValueError: there are no images, or images of several sizes.
     """
-    shown = images.shown(tokens_BT)
+    shown = images.images_of(tokens_BT)
     if not shown:
         raise ValueError(
             "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
             "shows images; set it to 0, or set config.env.options.observation='image'"
         )
-    grids = {met.grid for met in shown}
+    grids = {image.grid for image in shown}
     if len(grids) != 1:
         raise ValueError(
             f"the demonstrations have images of {len(grids)} sizes, but the tiny agent "
@@ -408,15 +408,15 @@ def _pictures(
         )
     (grid,), tokens = grids, shown[0].tokens
     most = max(len(np.unique(row[row >= images.vocab_size])) for row in tokens_BT) // tokens
-    room = rows * most
+    capacity = rows * most
 
     def look(rows: np.ndarray) -> Pictures:
-        registered = images.shown(tokens_BT[rows])
+        registered = images.images_of(tokens_BT[rows])
         patches = [preprocess(x.pixels, images.tower.images)[0] for x in registered]
-        pixels_NPC = np.zeros((room, *patches[0].shape), np.float32)
+        pixels_NPC = np.zeros((capacity, *patches[0].shape), np.float32)
         pixels_NPC[: len(registered)] = patches
-        sides = [(x.first, *images.sides(x)) for x in registered]
-        without_embeddings = table(sides, np.zeros((0, 1), np.float32), room * tokens)
+        sides = [(x.first, *images.grid_size(x)) for x in registered]
+        without_embeddings = table(sides, np.zeros((0, 1), np.float32), capacity * tokens)
         return Pictures(pixels_NPC, without_embeddings, grid)
 
     return look

@@ -100,7 +100,7 @@ def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
         changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
         if not changed:
             return
-        listed = (f"{n} {_shown(before.get(n))} -> {_shown(now.get(n))}" for n in changed)
+        listed = (f"{n} {_preview(before.get(n))} -> {_preview(now.get(n))}" for n in changed)
         found = (
             f"{workdir} was last started with other versions, devices or files: "
             f"{', '.join(listed)};"
@@ -141,7 +141,7 @@ def _read(workdir: Path) -> list[dict[str, Any]] | None:
     return records
 
 
-def _shown(value: str | None) -> str:
+def _preview(value: str | None) -> str:
     """Return a value as a message shows it; a hash is shortened."""
     if value is None:
         return "(none)"

@@ -226,7 +226,7 @@ class Run:
           The exit code if the run ends here, else None.
         """
         if is_due(self.schedule.save_rollouts, step) and is_main_process():
-            kept_E = self._kept(played, selection)
+            kept_E = self._kept_episodes(played, selection)
             for task, episodes, kept in zip(self.tasks, played.episodes_E, kept_E, strict=True):
                 write_rollouts(
                     self.workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
@@ -262,7 +262,7 @@ class Run:
         compiled = self.compiling.metrics(step)
         return compiled | self.log.totals.clock() | memory_metrics()
 
-    def _kept(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
+    def _kept_episodes(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
         """Return (seed, member) of the episodes that the step learns from, by environment."""
         groups = split_groups(self.tasks, played.selected, selection.keep_GK.reshape(-1))
         return [

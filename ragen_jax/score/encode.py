@@ -184,7 +184,7 @@ class Encoder:
         missing = (closed or self.prefilled) and self.opening not in before
         return self.opening + text if missing else text
 
-    def opened(self, prompt: np.ndarray) -> bool:
+    def opens_reasoning(self, prompt: np.ndarray) -> bool:
         """Return whether a prompt ends with the tag that opens reasoning, ignoring white space."""
         tail = b"".join(map(self._bytes, prompt[-32:]))
         return tail.rstrip().endswith(self.opening.encode())
@@ -234,7 +234,7 @@ class Encoder:
           ValueError: see `prompt`.
         """
         given, opening = self.prompt(reply.prompt, reply.tools), []
-        opened = self.opened(given)
+        opened = self.opens_reasoning(given)
         if isinstance(reply.response, str):
             text = reply.response.replace(OPEN, self.opening)
             text = text.replace(CLOSE, self.closing)
@@ -288,7 +288,7 @@ class Encoder:
             return (0, 0), (0, 0), ""
         begin = text.find(opening, 0, close)
         reasoning = token_span(ends, 0 if begin < 0 else begin + len(opening), close)
-        behind, end = close + len(closing), len(text)
+        start, end = close + len(closing), len(text)
         for token in self._special:  # drop the token that ended the reply
             if text.endswith(token):
                 end -= len(token)
@@ -297,7 +297,7 @@ class Encoder:
         if self.answer:
             form = rb"\s*%s(.*?)%s\s*\Z" if whole else rb".*?%s(.*?)%s"
             form %= tuple(re.escape(tag.encode()) for tag in self.answer)
-        found = re.compile(form, re.DOTALL).match(text, behind, end)
+        found = re.compile(form, re.DOTALL).match(text, start, end)
         if not found:
             return reasoning, (0, 0), ""
         said = found[1].decode("utf-8", errors="replace").strip()

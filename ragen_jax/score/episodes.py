@@ -8,7 +8,7 @@ import numpy as np
 
 from ragen_jax.core.types import Episode
 from ragen_jax.score.encode import Encoder, Spoken
-from ragen_jax.score.files import Broken, broken
+from ragen_jax.score.files import Broken, broken_row
 from ragen_jax.score.formats import Row
 
 
@@ -50,7 +50,7 @@ def encode_rows(
                 spoken_reply for reply in row.replies for spoken_reply in encoder.replies(reply)
             ]
         except Exception as error:  # raised by the chat template or the tokenizer
-            unusable.append(broken(row.place, error))
+            unusable.append(broken_row(row.place, error))
     encoder.set_date(fallback)
     return spoken, unusable
 

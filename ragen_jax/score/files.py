@@ -36,7 +36,7 @@ class Broken:
     reason: str
 
 
-def broken(place: str, error: Exception) -> Broken:
+def broken_row(place: str, error: Exception) -> Broken:
     """Return a row that cannot be used because reading it raised `error`.
 
     The message of a ValueError becomes the reason.
@@ -48,7 +48,7 @@ def broken(place: str, error: Exception) -> Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """Content of files; every row is either in `rows` or in `broken`."""
+    """Content of files; every row is either in `rows` or in `broken_row`."""
 
     rows: list[Row]  # each with a step
     broken: list[Broken]
@@ -94,7 +94,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                     row = dataclasses.replace(row, step=order if step is None else step)
                 digest = _digest(row.step, record)
             except Exception as error:  # the content of a row may cause any error
-                found.broken.append(broken(place, error))
+                found.broken.append(broken_row(place, error))
                 continue
             own = field_day(record.get(FIELD)) if isinstance(record, dict) else None
             if own:

@@ -27,7 +27,7 @@ from ragen_jax.score.messages import (
     read_tools,
     reply_text,
 )
-from ragen_jax.score.values import Fields, shown
+from ragen_jax.score.values import Fields, shorten
 
 Prompt = str | Messages | list[int]
 Response = str | list[int]
@@ -91,7 +91,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
     """
     record = values.parse_nested(record)
     if not isinstance(record, dict):
-        raise ValueError(f"is not an object, but {shown(record)}")
+        raise ValueError(f"is not an object, but {shorten(record)}")
     fields = Fields(record)
     form = _format_of(fields)
     replies = form.read(fields)
@@ -234,7 +234,7 @@ def _ancestors(nodes: Sequence[Fields], index: int) -> list[int]:
     while parent is not None:
         before = values.whole(parent, "parent")
         if before is None or before >= (path[0] if path else index):
-            raise ValueError(f"has a node whose parent is {shown(parent)}")
+            raise ValueError(f"has a node whose parent is {shorten(parent)}")
         path.insert(0, before)
         parent = nodes[before].get("parent")
     return path
@@ -334,5 +334,5 @@ def _text(record: Fields, name: str) -> str:
     record.mark(name)
     value = record.values.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"has {shown(value)} as its {name}; expected text or messages")
+        raise ValueError(f"has {shorten(value)} as its {name}; expected text or messages")
     return value

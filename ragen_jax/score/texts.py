@@ -67,7 +67,7 @@ def mutual_information(
     for prompt in prompts:
         ids = encoder.prompt(prompt)
         written = isinstance(prompt, str) or isinstance(prompt[0], dict)
-        if written and not encoder.opened(ids):
+        if written and not encoder.opens_reasoning(ids):
             ids = np.append(ids, np.asarray(text_ids(tokenizer, think[0]), np.int32))
         if column.setdefault(ids.tobytes(), len(column)) == len(read_N):
             read_N.append(ids)

@@ -75,7 +75,7 @@ class Fields:
         """
         value = parse_nested(self.get(name))
         if not isinstance(value, list) or not value or not all(isinstance(x, dict) for x in value):
-            raise ValueError(f"has {shown(value)} as its {name}; expected a list of objects")
+            raise ValueError(f"has {shorten(value)} as its {name}; expected a list of objects")
         return [Fields(each, f"{self.path}{name}[].", self) for each in value]
 
 
@@ -138,7 +138,7 @@ def number(value: Any, name: str) -> float | None:
     except OverflowError:  # an integer beyond float64
         result = math.inf
     if not math.isfinite(result):
-        raise ValueError(f"has {shown(value)} as its {name}; expected a finite number")
+        raise ValueError(f"has {shorten(value)} as its {name}; expected a finite number")
     return result
 
 
@@ -201,7 +201,7 @@ def boolean(value: Any, name: str) -> bool | None:
     try:
         found = number(value, name)
     except ValueError as error:
-        raise ValueError(f"has {shown(value)} as its {name}; expected true or false") from error
+        raise ValueError(f"has {shorten(value)} as its {name}; expected true or false") from error
     return bool(found) if found in (0, 1) else None
 
 
@@ -220,9 +220,9 @@ def whole(value: Any, name: str) -> int | None:
         found = number(found, name)
     is_whole = isinstance(found, int | float) and not isinstance(found, bool) and found % 1 == 0
     if not is_whole or isinstance(value, str) and value.strip().lower() in BOOLEAN_TEXT:
-        raise ValueError(f"has the {name} {shown(value)}; expected a whole number from 0")
+        raise ValueError(f"has the {name} {shorten(value)}; expected a whole number from 0")
     if not 0 <= found <= MOST:
-        raise ValueError(f"has the {name} {shown(value)}; expected a number from 0, below 2**32")
+        raise ValueError(f"has the {name} {shorten(value)}; expected a number from 0, below 2**32")
     return int(found)
 
 
@@ -260,7 +260,7 @@ def ids(value: Any, name: str) -> list[int]:
         numbers = [None]
     result = [each for each in numbers if each is not None]
     if len(result) < len(numbers):
-        raise ValueError(f"has {shown(value)} as its {name}; expected token ids")
+        raise ValueError(f"has {shorten(value)} as its {name}; expected token ids")
     return result
 
 
@@ -285,7 +285,7 @@ def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fiel
                     yield fields, name, value
 
 
-def shown(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Format a value for an error message."""
     try:
         text = repr(value)

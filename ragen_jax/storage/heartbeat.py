@@ -80,11 +80,11 @@ def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
       found: process -> (barriers passed, phase).
     """
     fewest = min(count for count, _ in found.values())
-    behind = [process for process, (count, _) in found.items() if count == fewest]
-    place = found[behind[0]][1]
-    if len(behind) == len(found):
+    stuck = [process for process, (count, _) in found.items() if count == fewest]
+    place = found[stuck[0]][1]
+    if len(stuck) == len(found):
         return f'no process makes progress (last phase: "{place}")'
-    listed = ", ".join(map(str, behind))
+    listed = ", ".join(map(str, stuck))
     return f'process {listed} is stuck in "{place}"; the others are waiting for it'
 
 

@@ -39,16 +39,16 @@ def check_entry(name, entry, outcome, start=base.get_config):
       outcome: (config, entry.given) -> the outcome that the claim reads.
       start: () -> the config in which the settings are set.
     """
-    before, behind = (
+    before, after = (
         configured(entry.settings | more, start)
         for more in ({}, entry.along | {name: entry.changed})
     )
     assert field(before, name) != entry.changed
-    for config in (before, behind):
+    for config in (before, after):
         check(config)
-    assert not unused_fields(behind, {name})
-    before, behind = (outcome(config, entry.given) for config in (before, behind))
-    assert entry.claim(before, behind)
+    assert not unused_fields(after, {name})
+    before, after = (outcome(config, entry.given) for config in (before, after))
+    assert entry.claim(before, after)
     assert not entry.claim(before, before)
 
 

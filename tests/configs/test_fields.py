@@ -48,7 +48,7 @@ def test_every_field_is_changed_somewhere():
 
 def test_an_entry_is_red_where_the_field_is_not_read():
     """An entry fails as well if its claim holds for any outcome."""
-    entry = Entry(7, lambda before, behind: (before, behind) == (0, 7))
+    entry = Entry(7, lambda before, after: (before, after) == (0, 7))
     check_entry("seed", entry, lambda config, given: config.seed)
     with pytest.raises(AssertionError):
         check_entry("seed", entry, lambda config, given: 0)

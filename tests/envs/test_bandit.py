@@ -19,7 +19,7 @@ from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.bandit import Arm, Bandit, State, split_of
 from ragen_jax.envs.bandit import env as bandit_env
 from ragen_jax.envs.bandit.names import CONNOTATIONS, NAMES, WORDS
-from ragen_jax.envs.bandit.reading import MAX_TEXT, chosen, stated
+from ragen_jax.envs.bandit.reading import MAX_TEXT, find_arm, stated
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
 from ragen_jax.rollout.episode import start_plays
@@ -186,7 +186,7 @@ NAMES_SHOWN = [SURE.name, RISKY.name]
     ],
 )
 def test_answers_by_hand(answer, number):
-    assert chosen(answer, NAMES_SHOWN) == number
+    assert find_arm(answer, NAMES_SHOWN) == number
     step = Bandit().step(PROBLEM, answer, Uniform(0.2))
     assert step.reward == {0: 0.1, 1: 1.0, None: 0.0}[number]
     best = number == 1
@@ -426,7 +426,7 @@ def test_all_that_an_expert_states_is_so(options):
         ("Blue Window expected 0.3 chance .25", (0, 1)),
         ("Red Window pays 0.10", (0, 1)),
         ("Red Table pulled 0 mean 0.10", (1, 2)),
-        ("Red Table is best, pays 0.10", (0, 0)),  # the statement names no arm directly
+        ("Red Table is best, pays 0.10", (0, 0)),  # no arm directly before the figure
         ("pays 0.10 chance 1.00", (0, 0)),
         ("Red Table pays " + "9" * 5000, (0, 0)),
         ("Red Table" + " ,:" * 2000, (0, 0)),

@@ -13,8 +13,9 @@ from ragen_jax.envs.deepcoder.tasks import FAMILIES, partial
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment
 
-# sha256 of the observations of seeds 0..49 with default options and as expressions. A change of
-# these digests changes every problem, and with them warm starts, evaluation sets and resumed runs.
+# sha256 of the observations of seeds 0..49 with default options and as expressions. A
+# different digest means that every problem has changed, and with it warm starts, evaluation sets
+# and resumed runs.
 PROBLEMS_0_TO_49 = "5f454a00b30b4358c5f88990e93448ef748780d19167882a5e9e21eefa83a465"
 
 

@@ -22,8 +22,8 @@ ALL = {  # each symbol at least once, as far as one state allows
     "frozen_lake": ("P_OG\n__O_", "__OG\n_XO_", "__O√\n__O_"),
 }
 
-# sha256 of the picture of each text of ALL, in two sizes. A different digest means different
-# training images of agents that see pictures.
+# sha256 of the picture of each text of ALL, in two sizes. A different digest means
+# different training images of agents that see them.
 PICTURES = {
     "sokoban": "1c51197c5e2a1e16b56147d0811a37ed4f876c9ef32e90879e23ab6b9c330d37",
     "frozen_lake": "2c3c816d0c17a29cfaa3995ccf4e73559b90274c7b9ec110076a2c2149b92f79",

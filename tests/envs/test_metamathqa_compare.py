@@ -196,7 +196,7 @@ def test_what_means_the_same_is_right(real):
 
 @pytest.mark.long
 def test_words_and_marks_around_an_answer_count(real):
-    """Each answer of math_answers.py, both right answers and wrong ones."""
+    """All right and wrong answers of math_answers.py."""
     pairs = [(right, said, True) for right in SAME for said in SAME[right]]
     pairs += [(right, said, False) for right in OTHER for said in OTHER[right]]
     assert len(pairs) > 350

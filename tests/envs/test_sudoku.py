@@ -96,7 +96,7 @@ def clashes(cells: str, cell: int, digit: str) -> bool:
 
 
 def symmetric(cells: str, rng: random.Random) -> str:
-    """A random symmetric image: rows, bands, columns and stacks permuted, digits renamed."""
+    """A random image: permuted rows, bands, columns and stacks, transposition, renamed digits."""
     size = math.isqrt(len(cells))
     side = math.isqrt(size)
 
@@ -544,7 +544,7 @@ def test_symmetric_problems_are_in_one_split(size, blanks):
         assert {invariant(image) for image in images} == {invariant(state.cells)}
         assert len(set(images)) > 6
         invariants.add(invariant(state.cells))
-    assert len(invariants) > 20  # the invariant tells different problems apart
+    assert len(invariants) > 20  # the invariant differs between problems
 
 
 @pytest.mark.parametrize("size, blanks", [(4, (4, 8)), (9, (30, 45))])

@@ -248,7 +248,7 @@ def test_an_endless_row_is_refused_before_the_file_is_in_memory(tmp_path, monkey
         ("attributes", "[]", "attributes.json must hold an object of asins: expected '{', got '['"),
         ("attributes", '{"B1": {}', "at what follows 'B1': expected ',' or '}', got ''"),
         ("attributes", '{"B1": 5}', "'B1' of FILE must be an object, got 5"),
-        ("attributes", '{"B1" {}}', "must hold a colon behind 'B1': expected ':', got '{'"),
+        ("attributes", '{"B1" {}}', "must hold a colon after 'B1': expected ':', got '{'"),
         ("attributes", "{5: {}}", "attributes.json has 5 where an asin must be"),
         (
             "attributes",

@@ -7,9 +7,8 @@ import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab import ceiling, correlations, gains, tasks
+from ragen_jax.lab import ceiling, correlations, gains, tasks, treatments
 from ragen_jax.lab import model_organism as organism
-from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.correlations import MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.gains import MI
@@ -116,7 +115,7 @@ def test_other_pages_respect_the_ceiling():
         for seed in range(3)
         for name, cut in (("top-p 0.9", 0.0), ("top-p 1.0", 0.01), ("no filter", 0.02))
     }
-    words = [v.verdict for v in cures.verdicts(EXPERIMENTS["cures"], runs)]
+    words = [v.verdict for v in treatments.verdicts(EXPERIMENTS["cures"], runs)]
     assert words[1] == ceiling.CANNOT
     assert organism.verdicts(EXPERIMENTS["organism"], runs)[1].verdict == ceiling.CANNOT
     kept = tasks.markdown(EXPERIMENTS["tasks"], _task(top), "x.png")

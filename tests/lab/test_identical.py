@@ -8,8 +8,7 @@ from test_gains import world as gained
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism
-from ragen_jax.lab import treatments as cures
+from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, treatments
 from ragen_jax.lab.correlations import MI_ZSCORE, correlation
 from ragen_jax.lab.identical import classes, describe, distinct, is_unchanged, unchanged
 from ragen_jax.lab.pages import write_page
@@ -98,16 +97,16 @@ def test_cures_count_a_filter_that_changed_nothing_once():
     runs = world()
     for name, of in (("top-p 1.0", "no filter"), ("smallest variance", "no filter")):
         runs |= {("s", name, seed): list(runs["s", of, seed]) for seed in range(3)}
-    found = {v.claim: v for v in cures.verdicts(EXPERIMENTS["cures"], runs)}
+    found = {v.claim: v for v in treatments.verdicts(EXPERIMENTS["cures"], runs)}
     once = [v for claim, v in found.items() if "top-p 1.0" in claim]
     again = [v for claim, v in found.items() if "smallest" in claim]
     assert len(once) == len(again) == 2 and all(v.p is not None for v in once)
     assert {v.verdict for v in again} == {"not testable (identical runs)"}
     assert {v.figures for v in again} == {"identical to `top-p 1.0`, counted once"}
     idle = runs | {("s", "top-p 1.0", n): list(runs["s", "top-p 0.9", n]) for n in range(3)}
-    found = cures.verdicts(EXPERIMENTS["cures"], idle)
+    found = treatments.verdicts(EXPERIMENTS["cures"], idle)
     assert found[0].figures == "top-p 1.0 changed nothing" and found[0].p is None
-    text = cures.markdown(EXPERIMENTS["cures"], runs, "x.png")
+    text = treatments.markdown(EXPERIMENTS["cures"], runs, "x.png")
     assert "| identical runs |" in text
     assert "correction for 4 treatments with different runs" in text
 

@@ -59,26 +59,26 @@ COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
 def test_when_half_is_lost():
     """One rule: at the evaluations, of the highest so far, on straight lines."""
     for name in (SUCCESS, MI):
-        assert collapse.lost(HEALTHY, name) is None
+        assert collapse.step_of_loss(HEALTHY, name) is None
     # From 0.5 at step 10 to 0.2 at step 20 it passes 0.25 behind five sixths of the way.
-    assert collapse.lost(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
+    assert collapse.step_of_loss(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
     back = rows([0.4, 0.1, 0.6], [0.1] * 20)
-    assert collapse.lost(back, SUCCESS) == pytest.approx(10 * 2 / 3)
+    assert collapse.step_of_loss(back, SUCCESS) == pytest.approx(10 * 2 / 3)
     # MI from 0.15 at step 0 to 0.06 at step 10 passes 0.075 behind five sixths, too.
     steps, values = curves.at_evaluations(COLLAPSED, MI)
     assert steps.tolist() == [0, 10, 20]
     assert values.tolist() == pytest.approx([0.15, 0.06, 0.0])
-    assert collapse.lost(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
-    assert collapse.lost(COLLAPSED, MI_SEQ) is None
+    assert collapse.step_of_loss(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
+    assert collapse.step_of_loss(COLLAPSED, MI_SEQ) is None
     # A rise before the crash: half of what it had risen to, not of the start.
     risen = rows([0.4, 0.4, 0.4, 0.4], [0.1] * 8 + [0.4] * 8 + [0.15] * 14)
-    assert collapse.lost(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
+    assert collapse.step_of_loss(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
     assert collapse.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
     assert collapse.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
     assert collapse.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
     assert collapse.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
     # A figure that ends, as it does where no reply holds a reasoning, is read as far as it goes.
-    assert collapse.lost(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
+    assert collapse.step_of_loss(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
 
 
 def test_arms_are_compared_after_equally_many_updates():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab import treatments as cures
+from ragen_jax.lab import treatments
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.model_organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
 from ragen_jax.lab.pages import write_page
@@ -16,7 +16,7 @@ def run(mi, success):
     """Rows with a probe every fourth step, an evaluation every 20th."""
     rows = [{"step": 0, SUCCESS: success[0]}]
     for step in range(1, 4 * len(mi) + 1):
-        row = {"step": step, "update/count": 4.0, cures.KEPT_GROUPS: 0.75}
+        row = {"step": step, "update/count": 4.0, treatments.KEPT_GROUPS: 0.75}
         if step % 4 == 0:
             row |= {MI: mi[step // 4 - 1], ENTROPY: 1.5, GROUNDED: 0.25, OTHER: 0.1}
             row |= {VALID_RATE: 0.98}
@@ -48,27 +48,31 @@ def world():
 
 def test_what_is_measured_by_hand():
     rows = run([2.0, 1.6, 0.8, 0.4], [0.4])
-    assert cures.kept_figure(rows) == pytest.approx(4.8 / 4 / 2)
-    assert cures.half(rows) == pytest.approx(8 + 4 * 0.6 / 0.8)
-    assert cures.half(run([2.0, 1.6], [0.4])) == np.inf
-    assert cures.success(run([2.0] * 5, [0.4, 0.5])) == pytest.approx(0.45)
-    assert cures.last(rows, MI) == 0.4
+    assert treatments.kept_figure(rows) == pytest.approx(4.8 / 4 / 2)
+    assert treatments.half(rows) == pytest.approx(8 + 4 * 0.6 / 0.8)
+    assert treatments.half(run([2.0, 1.6], [0.4])) == np.inf
+    assert treatments.success(run([2.0] * 5, [0.4, 0.5])) == pytest.approx(0.45)
+    assert treatments.last(rows, MI) == 0.4
 
 
 def test_what_helps_and_at_what_cost():
     runs = world()
     expected = {"keeps": "at no cost", "top-p 0.9": "no", "dear": "at a cost", "worse": "worse"}
-    assert {name: cures.helps(runs, name) for name in expected} == expected
-    gain, half_width = cures.difference(runs, cures.kept_figure, "keeps", "no filter")
+    assert {name: treatments.helps(runs, name) for name in expected} == expected
+    gain, half_width = treatments.difference(runs, treatments.kept_figure, "keeps", "no filter")
     assert gain == pytest.approx(1 - 0.3, abs=0.02) and half_width < 0.02
-    assert cures.helps(runs, "keeps", "top-p 0.9") == "at no cost"
+    assert treatments.helps(runs, "keeps", "top-p 0.9") == "at no cost"
 
 
 def test_a_treatment_that_does_nothing_is_called_so():
     runs = world()
     runs |= {("s", "idle", seed): list(runs["s", "no filter", seed]) for seed in range(3)}
-    assert cures.outcomes(runs)["idle"] == "identical runs" != cures.outcomes(runs)["top-p 0.9"]
-    text = cures.verdict(runs, cures.outcomes(runs))
+    assert (
+        treatments.outcomes(runs)["idle"]
+        == "identical runs"
+        != treatments.outcomes(runs)["top-p 0.9"]
+    )
+    text = treatments.verdict(runs, treatments.outcomes(runs))
     assert (
         "- no significant difference: `top-p 0.9`\n"
         "- runs identical to those with no filter: `idle`\n" in text
@@ -85,7 +89,7 @@ def test_noise_alone_helps_as_rarely_as_it_should():
             for seed in range(3)
             for name in ("a", "no filter")
         }
-        found.append(cures.helps(runs, "a"))
+        found.append(treatments.helps(runs, "a"))
     assert 0.02 < np.mean([x != "no" for x in found]) < 0.09
 
 
@@ -100,16 +104,18 @@ def test_a_page_of_idle_noise_helps_nobody_after_holm():
             for seed in range(3)
             for name in (*names, "no filter")
         }
-        outcome = cures.outcomes(runs)
+        outcome = treatments.outcomes(runs)
         alone.append(sum(word != "no" for word in outcome.values()))
-        together.append(any(p < 0.05 for p in cures.corrected(runs, outcome).values()))
+        together.append(any(p < 0.05 for p in treatments.corrected(runs, outcome).values()))
     assert 0.3 < np.mean(alone) < 2 and np.mean(together) <= 0.1
 
 
 @pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
-    text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], world())
+    text = write_page(
+        "cures", tmp_path / "treatments.md", "run cures", EXPERIMENTS["cures"], world()
+    )
     assert (
         "- more information kept, at no cost in success: `keeps`\n"
         "- more information kept, at a cost in success: `dear`\n"
@@ -124,7 +130,7 @@ def test_the_page(tmp_path):
     assert row.split(" | ")[5].startswith("+0.70 ± ")  # to top-p 0.9
     assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no cost | 0.00" in row
     assert "table 9" not in text  # no filter that is worse there
-    assert (tmp_path / "cures.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "treatments.png").read_bytes().startswith(b"\x89PNG")
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in world().items()}
-    text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], runs)
+    text = write_page("cures", tmp_path / "treatments.md", "run cures", EXPERIMENTS["cures"], runs)
     assert "| top-p 0.9 | 0.38 | 0.50 | 0.84 | 0.30 | 1.64 | 1.50 |" in text

@@ -258,7 +258,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
     for b in range(2):
         got = jax.nn.log_softmax(logits_BV[b])
         np.testing.assert_allclose(got, want_BTV[b, n_B[b] - 1], **CLOSE)
-        assert segment.behind_N[b] == full.positions_3BT[:, b, : n_B[b]].max() + 1 < n_B[b]
+        assert segment.next_N[b] == full.positions_3BT[:, b, : n_B[b]].max() + 1 < n_B[b]
 
     # The second turn behind a reply of no token: the first of it is the last one sampled.
     nothing = Segment(
@@ -274,7 +274,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
         np.testing.assert_allclose(got, want_BTV[b, n_B[b] + m_B[b] - 1], **CLOSE)
 
     # Decoding: text, whose three positions are one.
-    at_B = np.asarray(segment.behind_N)
+    at_B = np.asarray(segment.next_N)
     for t in range(3):
         token_B1 = np.array([[r[t]] for r in reply], np.int32)
         logp, kv = forward(s.model, s.params, token_B1, (at_B + t)[:, None], (segment,))

@@ -48,7 +48,7 @@ def write(directory, config, *, seed=0, max_shard_bytes=10**10):
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(fields))
     zeros = {leaf.path: np.broadcast_to(0, leaf.shape) for leaf in weights.plan(config)}
-    shards = weights._shards(weights.stored(config, unflatten_dict(zeros)), 4, max_shard_bytes)
+    shards = weights._shards(weights.to_tensors(config, unflatten_dict(zeros)), 4, max_shard_bytes)
     for file, entries in shards.items():
         made = {tensor.name: rng.standard_normal(tensor.shape, np.float32) for tensor in entries}
         save_file(made, directory / file)

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ragen_jax.model import hf, qwen, weights
-from ragen_jax.model.vision import image_table as album
+from ragen_jax.model.vision import image_table as image_table
 from ragen_jax.model.vision import images, positions
 from ragen_jax.model.vision import tensors as vision_tensors
 from ragen_jax.model.vision import tower as vision
@@ -70,15 +70,15 @@ class Rows(NamedTuple):
 
 
 def album_of(seeing):
-    """An empty album of the model."""
+    """An empty image table of the model."""
     tower = vision.Tower(seeing.tower, seeing.tower_params, seeing.image_config)
-    return album.ImageTable(tower, seeing.model.config.vocab_size)
+    return image_table.ImageTable(tower, seeing.model.config.vocab_size)
 
 
 def arrange(seeing, rows, width, book=None):
     """`Rows` of (tokens, pictures) pairs, right-padded to `width` tokens with zeros.
 
-    book: an album that goes on; None: a new one.
+    book: an image table to add to; None: a new table.
     """
     book = book or album_of(seeing)
     book.register(picture for _, pictures in rows for picture in pictures)

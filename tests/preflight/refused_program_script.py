@@ -29,7 +29,14 @@ def main():
 
     # Nothing of it is temporary; what is held beside it counts as well.
     one = program(
-        "sum", mesh, jax.jit(jnp.sum), whole(17), held=whole(2), cost=Cost(0, 0), calls=1, helps=()
+        "sum",
+        mesh,
+        jax.jit(jnp.sum),
+        whole(17),
+        resident=whole(2),
+        cost=Cost(0, 0),
+        calls=1,
+        helps=(),
     )
     found = compile_program(one, chip)
     print(found.peak_gib, found.held_gib, found.fits)

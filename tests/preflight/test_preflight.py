@@ -276,8 +276,8 @@ def test_a_reference_on_the_host_is_held_by_no_program_that_does_not_read_it(kl_
     run = shapes.describe(sokoban_with(overrides), jax.devices()[:1], 40, 8)
     size = shapes.bytes_per_chip(run.reference)
     assert size > 10**5
-    held = shapes.bytes_per_chip
-    saved = {name: held(here[name].held) - held(away[name].held) for name in here}
+    resident = shapes.bytes_per_chip
+    saved = {name: resident(here[name].resident) - resident(away[name].resident) for name in here}
     assert saved == {name: 0 if name in reads else size for name in here}
 
 
@@ -377,7 +377,7 @@ def test_programs_of_ppo():
     size = 4 * sum(x.size for x in jax.tree.leaves(params))
     for name in (*new, "update"):
         program = found[name]
-        whole = sum(shapes.bytes_per_chip(x) for x in (program.held, program.arguments))
+        whole = sum(shapes.bytes_per_chip(x) for x in (program.resident, program.arguments))
         copies = 8 if name in ("critic", "critic_apply", "update") else 7
         assert copies * size <= whole < (copies + 0.5) * size, name
 
@@ -435,20 +435,20 @@ def test_what_is_held_beside_a_program():
     # float32 on one mesh: the sampler reads the state's own parameters, beside Adam's moments.
     plain = plan()
     assert "resharding" not in plain and "extend" not in plain
-    held = shapes.bytes_per_chip(plain["decode"].held)
-    assert held == pytest.approx(2 * size, abs=100)
+    resident = shapes.bytes_per_chip(plain["decode"].resident)
+    assert resident == pytest.approx(2 * size, abs=100)
     copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
-    held = shapes.bytes_per_chip(copied["decode"].held)
+    resident = shapes.bytes_per_chip(copied["decode"].resident)
     # Parameters, moments, and the reference in bfloat16 but for its norms.
-    assert 3.5 * size <= held < 3.52 * size
+    assert 3.5 * size <= resident < 3.52 * size
     adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
     assert adapted["update"].lower().out_info is not None
     # The sampler reads the frozen model itself, in bfloat16; adapters and moments are small.
-    assert shapes.bytes_per_chip(adapted["decode"].held) < 0.5 * size
+    assert shapes.bytes_per_chip(adapted["decode"].resident) < 0.5 * size
     base = [x for x in adapted["update"].arguments if len(x.shape) > 1 and x.dtype == "bfloat16"]
     assert 0.48 * size < shapes.bytes_per_chip(base) <= 0.5 * size
     assert adapted["resharding"].calls == 0 and not shapes.bytes_per_chip(
-        adapted["resharding"].held
+        adapted["resharding"].resident
     )
     assert adapted["update"].cost.flops < copied["update"].cost.flops
 
@@ -469,14 +469,16 @@ def test_what_an_environment_keeps_is_beside_every_program(monkeypatch):
     assert set(found) == {*plain, "retrieve"}
     size = 2 * 10_000 * 64
     for name, one in plain.items():
-        more = shapes.bytes_per_chip(found[name].held) - shapes.bytes_per_chip(one.held)
+        more = shapes.bytes_per_chip(found[name].resident) - shapes.bytes_per_chip(one.resident)
         assert more == size
     one = found["retrieve"]
     assert one.lower().out_info[0].shape == (dense.QUERIES, 5)
     assert one.cost == Cost(flops=2 * dense.QUERIES * 10_000 * 64, bytes=size)
     assert one.calls == 5 * 128 / dense.QUERIES  # five turns of 128 episodes
-    held = shapes.bytes_per_chip(one.held)
-    assert held > shapes.bytes_per_chip(plain["decode"].held)  # the parameters, a turn's cache
+    resident = shapes.bytes_per_chip(one.resident)
+    assert resident > shapes.bytes_per_chip(
+        plain["decode"].resident
+    )  # the parameters, a turn's cache
     monkeypatch.setattr(Shelf, "resident", lambda mesh, **options: None)
     assert set(plan()) == set(plain)
 
@@ -519,11 +521,11 @@ def test_what_sees_is_beside_every_program(seeing):
     table, empty = (room * (4 * 2 + 4 * 4) for room in (32768, 64))
     for name, blind_one in blind.items():
         read = name not in ("decode", "apply", "resharding")
-        held, arguments = (
+        resident, arguments = (
             bytes_of(getattr(sees[name], which)) - bytes_of(getattr(blind_one, which))
-            for which in ("held", "arguments")
+            for which in ("resident", "arguments")
         )
-        assert (held, arguments) == ((0, table - empty) if read else (table - empty, 0)), name
+        assert (resident, arguments) == ((0, table - empty) if read else (table - empty, 0)), name
         assert sees[name].lower().out_info is not None
     run = shapes.describe(freeze(Config, sokoban_seeing(seeing)), jax.devices()[:1], 40, 8)
     # Matrices and biases in bfloat16: the patches', two layers', the merger's; scales in float32.
@@ -532,8 +534,8 @@ def test_what_sees_is_beside_every_program(seeing):
     for dtype, item in (("float32", 4), ("bfloat16", 2)):
         model = dataclasses.replace(run.config.model, dtype=dtype)
         typed = dataclasses.replace(run, config=dataclasses.replace(run.config, model=model))
-        held = seeing_programs.tower_struct(typed, typed.sampling_mesh)
-        assert bytes_of(held) == item * params + 4 * 5 * 8
+        resident = seeing_programs.tower_struct(typed, typed.sampling_mesh)
+        assert bytes_of(resident) == item * params + 4 * 5 * 8
 
 
 def test_adapters_of_the_tower_are_planned(seeing):
@@ -554,7 +556,7 @@ def test_adapters_of_the_tower_are_planned(seeing):
     )
     table, embeds = 32768 * (4 * 2 + 4 * 4), 32768 * 4 * 4
     # Three more tables are remembered, and two moments of the adapters and they themselves held.
-    more = bytes_of(both["update"].held) - bytes_of(language["update"].held)
+    more = bytes_of(both["update"].resident) - bytes_of(language["update"].resident)
     assert more == 3 * table + 3 * 4 * pairs
     more = bytes_of(both["update"].arguments) - bytes_of(language["update"].arguments)
     # As the base model sees, too; and the embeddings that are learnt through, with their gradient.
@@ -568,7 +570,7 @@ def test_an_adapted_run_holds_its_base_model_throughout():
     base = 2 * Work(shapes.model_shape(config)).parameters
     for name, one in plan(config).items():
         # The cast at the start is before it, and makes it.
-        both = shapes.bytes_per_chip(one.held) + shapes.bytes_per_chip(one.arguments)
+        both = shapes.bytes_per_chip(one.resident) + shapes.bytes_per_chip(one.arguments)
         assert both > base or name == "resharding", name
 
 
@@ -613,7 +615,7 @@ def result(name="update", peak=10.0, fits=True, calls=2):
         name=name,
         lower=None,
         arguments=(),
-        held=None,
+        resident=None,
         cost=Cost(flops=500.0, bytes=10.0),
         calls=calls,
         helps=("optimizer.micro_batch",),

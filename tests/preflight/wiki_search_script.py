@@ -35,7 +35,7 @@ def main():
         kept.function,
         *kept.arguments,
         keywords=kept.keywords,
-        held=None,
+        resident=None,
         cost=cost,
         calls=1,
         helps=kept.helps,

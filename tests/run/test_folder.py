@@ -16,7 +16,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
     path = tmp_path / "run"
     with open_folder(path) as folder:
-        assert folder.here() == path and folder.gone() is None
+        assert folder.here() == path and folder.removal_message() is None
         path.rename(tmp_path / "other")
         with pytest.raises(FolderGone, match=re.escape(f"{path} was renamed to {tmp_path}/other")):
             folder.here()

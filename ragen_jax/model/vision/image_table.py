@@ -37,11 +37,13 @@ from ragen_jax.model.vision.images import Grid, image_grid, preprocess
 from ragen_jax.model.vision.positions import NO_TOKEN, Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower, see
 
-LEAST_ROOM = 64  # rows of a table
+MIN_CAPACITY = 64  # rows of a table
 # Images of one size that the tower encodes per call. The batch size is constant because on CPU the
 # last digits depend on it, and an image's embedding must not depend on the rest of the batch.
 AT_A_TIME = 16
-SIGHTS = 3  # caches kept, one per set of adapters: the policy's on both meshes, and after an update
+MAX_CACHES = (
+    3  # caches kept, one per set of adapters: the policy's on both meshes, and after an update
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,20 +118,22 @@ class ImageTable:
         """
         self.tower, self.vocab_size, self.pad = tower, vocab_size, pad
         self.next = vocab_size  # the next number to assign
-        self.pages: list[dict[bytes, RegisteredImage]] = [{}]  # the previous and current epochs
+        self.epochs: list[dict[bytes, RegisteredImage]] = [{}]  # the previous and current epochs
         self.without = TowerCache({})
-        self.sights: list[TowerCache] = []  # caches of the latest adapters
-        self.room = LEAST_ROOM  # rows of a table; never shrinks, to limit the number of programs
+        self.caches: list[TowerCache] = []  # caches of the latest adapters
+        self.capacity = (
+            MIN_CAPACITY  # rows of a table; never shrinks, to limit the number of programs
+        )
         self.lock = threading.Lock()  # rollouts ahead encode images in parallel with updates
         self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
 
     def begin_epoch(self) -> None:
         """Begin a new epoch; forget images registered before the previous epoch."""
         with self.lock:
-            self.pages = [*self.pages[-1:], {}]
-            kept = {met.first for page in self.pages for met in page.values()}
-            for sight in (self.without, *self.sights):
-                sight.seen = {first: x for first, x in sight.seen.items() if first in kept}
+            self.epochs = [*self.epochs[-1:], {}]
+            kept = {image.first for epoch in self.epochs for image in epoch.values()}
+            for cache in (self.without, *self.caches):
+                cache.seen = {first: x for first, x in cache.seen.items() if first in kept}
 
     def check(self, image: np.ndarray) -> None:
         """Raise ValueError if the model cannot process an image."""
@@ -144,7 +148,7 @@ class ImageTable:
         new = {}
         for image in images:
             key = _content(image)
-            if key not in self.pages[-1]:
+            if key not in self.epochs[-1]:
                 new[key] = image
         (most,) = max_over_processes(len(new))
         if not most:
@@ -154,17 +158,17 @@ class ImageTable:
             new = {_content(image): image for data in gathered for image in _from_bytes(data)}
         with self.lock:
             for key, image in new.items():
-                if key not in self.pages[-1]:
-                    self.pages[-1][key] = self._number(image)
+                if key not in self.epochs[-1]:
+                    self.epochs[-1][key] = self._number(image)
 
     def _number(self, image: np.ndarray) -> RegisteredImage:
         grid = image_grid(*image.shape[:2], self.tower.images)
         tokens = grid[1] * grid[2] // self.tower.images.merge_size**2
-        met = RegisteredImage(self.next, grid, tokens, image)
+        registered = RegisteredImage(self.next, grid, tokens, image)
         self.next += tokens
         if self.next >= NO_TOKEN:
             raise RuntimeError("the run has shown more images than there are image numbers")
-        return met
+        return registered
 
     def span(self, image: np.ndarray) -> tuple[int, int]:
         """Return (first, count) of an image's numbers.
@@ -173,17 +177,17 @@ class ImageTable:
           ValueError: the image was not registered in this epoch or the previous one.
         """
         key = _content(image)
-        for page in reversed(self.pages):
-            if key in page:
-                return page[key].first, page[key].tokens
+        for epoch in reversed(self.epochs):
+            if key in epoch:
+                return epoch[key].first, epoch[key].tokens
         raise ValueError(f"an image of shape {image.shape} is not registered, or was evicted")
 
     def shift(self, tokens_T: np.ndarray) -> int:
         """Return the position after some tokens minus their number; int <= 0."""
         past = tokens_T[tokens_T >= self.vocab_size]
-        shown = self.shown(past)
-        end_N = np.array([met.first + met.tokens - 1 for met in shown])
-        side_N = np.array([max(self.sides(met)) for met in shown])
+        registered = self.images_of(past)
+        end_N = np.array([image.first + image.tokens - 1 for image in registered])
+        side_N = np.array([max(self.grid_size(image)) for image in registered])
         return int(((past[:, None] == end_N) @ side_N).sum()) - len(past) if len(past) else 0
 
     def attach(self, params: Params, *rows: Array) -> Params:
@@ -206,24 +210,24 @@ class ImageTable:
           ValueError: a number that stands for no image, or for a forgotten image.
         """
         with self.lock:
-            shown = self._shown_by_all(*rows)
-            sight = self._sight(adapters)
-            self._encode([met for met in shown if met.first not in sight.seen], sight)
-            size = sum(met.tokens for met in shown)
-            while self.room < size:
-                self.room *= 2
+            registered = self._images_of_all_processes(*rows)
+            cache = self._tower_cache(adapters)
+            self._encode([image for image in registered if image.first not in cache.seen], cache)
+            size = sum(image.tokens for image in registered)
+            while self.capacity < size:
+                self.capacity *= 2
             mesh = jax.sharding.get_mesh()
-            asked = mesh, self.room, tuple(met.first for met in shown)
-            if sight.last is not None and sight.last[0] == asked:
-                return sight.last[1]
+            key = mesh, self.capacity, tuple(image.first for image in registered)
+            if cache.last is not None and cache.last[0] == key:
+                return cache.last[1]
             width = self.tower.model.config.out_hidden_size
             embeds = [np.zeros((0, width), jnp.dtype(self.tower.model.config.dtype))]
-            embeds += [sight.seen[met.first] for met in shown]
-            sides = [(met.first, *self.sides(met)) for met in shown]
-            images = table(sides, np.concatenate(embeds), self.room)
+            embeds += [cache.seen[image.first] for image in registered]
+            grids = [(image.first, *self.grid_size(image)) for image in registered]
+            images = table(grids, np.concatenate(embeds), self.capacity)
             if not mesh.empty:
                 images = place(images, NamedSharding(mesh, PartitionSpec()))
-            sight.last = asked, images
+            cache.last = key, images
             return images
 
     def gradient(self, adapters: Params, grad_ID: Array, *rows: Array) -> Params:
@@ -238,59 +242,61 @@ class ImageTable:
           float32, in the form of a tower's adapters (lora.py); zeros if no image has a gradient.
         """
         with self.lock:
-            shown = self._shown_by_all(*rows)
+            registered = self._images_of_all_processes(*rows)
             grad_ID = np.asarray(grad_ID, np.float32)
-            ends = np.cumsum([met.tokens for met in shown])
+            ends = np.cumsum([image.tokens for image in registered])
             grads = {
-                met.first: grad_ID[end - met.tokens : end]
-                for met, end in zip(shown, ends, strict=True)
+                image.first: grad_ID[end - image.tokens : end]
+                for image, end in zip(registered, ends, strict=True)
             }
-            counting = [met for met in shown if grads[met.first].any()]
+            counting = [image for image in registered if grads[image.first].any()]
             pairs, scale = {"layers": adapters["layers"]}, adapters["scale"]
             total = jax.tree.map(jnp.zeros_like, pairs)
             for grid, some, patches in self._batches(counting):
                 width = grad_ID.shape[1]
                 grad_NID = np.zeros((AT_A_TIME, some[0].tokens, width), np.float32)
-                grad_NID[: len(some)] = [grads[met.first] for met in some]
+                grad_NID[: len(some)] = [grads[image.first] for image in some]
                 more = tower_gradient(
                     self.tower.model, self._params(), pairs, scale, patches, grid, grad_NID
                 )
                 total = jax.tree.map(jnp.add, total, more)
             return total
 
-    def _sight(self, adapters: Params | None) -> TowerCache:
+    def _tower_cache(self, adapters: Params | None) -> TowerCache:
         """Return the cache for adapters, which are identified by their (immutable) arrays."""
         if adapters is None:
             return self.without
         leaves = jax.tree.leaves(adapters["layers"])
-        for sight in self.sights:
-            known = jax.tree.leaves(sight.adapters["layers"])
-            if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
-                return sight
-        self.sights = [*self.sights, TowerCache(adapters)][-SIGHTS:]
-        return self.sights[-1]
+        for cache in self.caches:
+            cached = jax.tree.leaves(cache.adapters["layers"])
+            if len(cached) == len(leaves) and all(map(operator.is_, cached, leaves)):
+                return cache
+        self.caches = [*self.caches, TowerCache(adapters)][-MAX_CACHES:]
+        return self.caches[-1]
 
-    def sides(self, met: RegisteredImage) -> tuple[int, int]:
+    def grid_size(self, image: RegisteredImage) -> tuple[int, int]:
         """Return the numbers of an image's token rows and columns."""
         merge = self.tower.images.merge_size
-        return met.grid[1] // merge, met.grid[2] // merge
+        return image.grid[1] // merge, image.grid[2] // merge
 
-    def _shown_by_all(self, *rows: Array) -> list[RegisteredImage]:
-        """Return `shown` for the rows of all processes."""
-        shown = self.shown(*rows)
+    def _images_of_all_processes(self, *rows: Array) -> list[RegisteredImage]:
+        """Return `images_of` for the rows of all processes."""
+        registered = self.images_of(*rows)
         if process_count() == 1:
-            return shown
-        gathered = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
-        return self.shown(*(np.frombuffer(data, np.int32) for data in gathered))
+            return registered
+        gathered = gather_bytes(np.array([image.first for image in registered], np.int32).tobytes())
+        return self.images_of(*(np.frombuffer(data, np.int32) for data in gathered))
 
-    def shown(self, *rows: Array) -> list[RegisteredImage]:
+    def images_of(self, *rows: Array) -> list[RegisteredImage]:
         """Return the images that rows of tokens show, each once, by rising number."""
         past = [np.asarray(row).reshape(-1) for row in rows]
         past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
         numbers = np.unique(np.concatenate(past))
-        known = [met for page in self.pages for met in page.values()]  # by rising number
-        end_N = np.array([0, *(met.first + met.tokens for met in known)])
-        first_N = np.array([met.first for met in known], np.int64)
+        registered = [
+            image for epoch in self.epochs for image in epoch.values()
+        ]  # by rising number
+        end_N = np.array([0, *(image.first + image.tokens for image in registered)])
+        first_N = np.array([image.first for image in registered], np.int64)
         at = np.searchsorted(first_N, numbers, side="right")  # after its image's index
         lost = numbers[numbers >= end_N[at]]
         if len(lost):
@@ -298,30 +304,30 @@ class ImageTable:
                 f"{len(lost)} ids past the vocabulary of {self.vocab_size}, from {lost[0]} on, "
                 "are not registered images"
             )
-        return [known[i - 1] for i in np.unique(at)]
+        return [registered[i - 1] for i in np.unique(at)]
 
-    def _encode(self, images: list[RegisteredImage], sight: TowerCache) -> None:
+    def _encode(self, images: list[RegisteredImage], cache: TowerCache) -> None:
         """Encode images with the tower and cache their embeddings."""
         params = self._params()
-        if images and sight.adapters:
-            a = sight.adapters
+        if images and cache.adapters:
+            a = cache.adapters
             params = lora.attach(params, {"layers": a["layers"]}, scale=a["scale"])
         for grid, some, patches_NPC in self._batches(images):
             found = see(self.tower.model, params, patches_NPC, grid)
-            for met, embed in zip(some, np.asarray(found), strict=False):
-                sight.seen[met.first] = embed
+            for image, embed in zip(some, np.asarray(found), strict=False):
+                cache.seen[image.first] = embed
 
     def _batches(
         self, images: list[RegisteredImage]
     ) -> Iterator[tuple[Grid, list[RegisteredImage], np.ndarray]]:
         """Yield (grid, at most AT_A_TIME images of it, patches [AT_A_TIME, P, C] with padding)."""
         by_grid: dict[Grid, list[RegisteredImage]] = {}
-        for met in images:
-            by_grid.setdefault(met.grid, []).append(met)
+        for image in images:
+            by_grid.setdefault(image.grid, []).append(image)
         for grid, same in by_grid.items():
             for start in range(0, len(same), AT_A_TIME):
                 some = same[start : start + AT_A_TIME]
-                patches = [preprocess(met.pixels, self.tower.images)[0] for met in some]
+                patches = [preprocess(image.pixels, self.tower.images)[0] for image in some]
                 padded = np.zeros((AT_A_TIME, *patches[0].shape), np.float32)
                 padded[: len(some)] = patches
                 yield grid, some, padded

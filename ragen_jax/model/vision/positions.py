@@ -37,28 +37,28 @@ class Images:
     step_I: Array  # int32, position increment after it: an image's longer side at its end, else 0
 
 
-def table(shown: Sequence[tuple[int, int, int]], embed_ID: Array, room: int) -> Images:
+def table(images: Sequence[tuple[int, int, int]], embed_ID: Array, capacity: int) -> Images:
     """Build the `Images` for some images.
 
     Args:
-      shown: (number of its first token, rows, columns of its tokens) of each image, by rising
+      images: (number of its first token, rows, columns of its tokens) of each image, by rising
         number.
       embed_ID: embeddings of their tokens, image after image.
-      room: number of rows of the table, at least that of embed_ID.
+      capacity: number of rows of the table, at least that of embed_ID.
     """
-    token_I = np.full(room, NO_TOKEN, np.int32)
-    place_I2 = np.zeros((room, 2), np.int32)
-    step_I = np.zeros(room, np.int32)
+    token_I = np.full(capacity, NO_TOKEN, np.int32)
+    place_I2 = np.zeros((capacity, 2), np.int32)
+    step_I = np.zeros(capacity, np.int32)
     end = 0
-    for first, rows, columns in shown:
+    for first, rows, columns in images:
         start, end = end, end + rows * columns
         token_I[start:end] = first + np.arange(rows * columns)
         place_I2[start:end] = np.indices((rows, columns)).reshape(2, -1).T
         step_I[end - 1] = max(rows, columns)
     if isinstance(embed_ID, np.ndarray):
-        embed_ID = np.pad(embed_ID, ((0, room - len(embed_ID)), (0, 0)))
+        embed_ID = np.pad(embed_ID, ((0, capacity - len(embed_ID)), (0, 0)))
     else:
-        embed_ID = jnp.pad(embed_ID, ((0, room - len(embed_ID)), (0, 0)))
+        embed_ID = jnp.pad(embed_ID, ((0, capacity - len(embed_ID)), (0, 0)))
     return Images(token_I, embed_ID, place_I2, step_I)
 
 
@@ -74,9 +74,9 @@ def _find(tokens: Array, images: Images) -> tuple[jax.Array, jax.Array]:
     return index, token_I[index] == tokens
 
 
-def _steps(images: Images, index: jax.Array, shown: jax.Array) -> jax.Array:
-    """Return the int32 position increment after each token; index, shown: results of `_find`."""
-    return jnp.where(shown, jnp.asarray(images.step_I)[index], 1)
+def _steps(images: Images, index: jax.Array, is_image: jax.Array) -> jax.Array:
+    """Return the int32 position increment after each token; index, is_image: results of `_find`."""
+    return jnp.where(is_image, jnp.asarray(images.step_I)[index], 1)
 
 
 def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) -> jax.Array:
@@ -85,10 +85,12 @@ def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) 
     A token past the vocabulary that is not in the table becomes NaN. Gradients flow to both the
     text and the image embeddings.
     """
-    index_BT, shown_BT = _find(tokens_BT, images)
+    index_BT, is_image_BT = _find(tokens_BT, images)
     embed_ID = constrain(jnp.asarray(images.embed_ID), None, None)
     unknown = jnp.where(tokens_BT >= vocab_size, jnp.nan, 0.0)[..., None].astype(x_BTD.dtype)
-    return jnp.where(shown_BT[..., None], embed_ID[index_BT].astype(x_BTD.dtype), x_BTD + unknown)
+    return jnp.where(
+        is_image_BT[..., None], embed_ID[index_BT].astype(x_BTD.dtype), x_BTD + unknown
+    )
 
 
 def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = None) -> jax.Array:
@@ -103,14 +105,14 @@ def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = No
     images = of_params(params)
     if images is None:
         return first_B1 + jnp.arange(T)
-    index_BT, shown_BT = _find(tokens_BT, images)
-    step_BT = _steps(images, index_BT, shown_BT)
+    index_BT, is_image_BT = _find(tokens_BT, images)
+    step_BT = _steps(images, index_BT, is_image_BT)
     base_BT = first_B1 + jnp.cumsum(step_BT, axis=1, dtype=jnp.int32) - step_BT
-    place_BT2 = jnp.where(shown_BT[..., None], jnp.asarray(images.place_I2)[index_BT], 0)
+    place_BT2 = jnp.where(is_image_BT[..., None], jnp.asarray(images.place_I2)[index_BT], 0)
     return base_BT + jnp.stack([jnp.zeros_like(base_BT), *jnp.moveaxis(place_BT2, -1, 0)])
 
 
-def position_behind(
+def next_positions(
     params: Params, tokens_BT: Array, count_B: Array, start_B: Array | None = None
 ) -> jax.Array:
     """Return the position after each row's first `count_B` tokens, int32 [B].

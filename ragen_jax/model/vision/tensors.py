@@ -159,7 +159,7 @@ def _reader(tensors: Tensors, leaf: Leaf, dtype: str) -> Callable[[Bounds | None
 # ---------------------------------------------------------------- writing
 
 
-def stored(config: VisionConfig, params: Params) -> list[StoredTensor]:
+def to_tensors(config: VisionConfig, params: Params) -> list[StoredTensor]:
     """Return the tensors of a tower's parameters.
 
     Raises:

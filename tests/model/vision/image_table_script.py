@@ -27,13 +27,13 @@ def main(count):
     mesh = make_mesh(data=data, fsdp=int(count) // data, tensor=1)
     s.params = shard_params(s.params, s.model, mesh)
     with jax.set_mesh(mesh):
-        album = ImageTable(s.tower, s.model.config.vocab_size)
-        episodes = play(s, album)
+        image_table = ImageTable(s.tower, s.model.config.vocab_size)
+        episodes = play(s, image_table)
         batch = make_batch(episodes)
         size = -(-len(batch.tokens_BT) // 8) * 8
         tokens_BT = np.zeros((size, batch.tokens_BT.shape[1]), np.int32)
         tokens_BT[: len(batch.tokens_BT)] = batch.tokens_BT
-        params = album.attach(s.params, tokens_BT)
+        params = image_table.attach(s.params, tokens_BT)
         logp_BT = np.asarray(token_logps(s.model, params, tokens_BT))[: len(batch.tokens_BT)]
     turns = [turn for episode in episodes for turn in episode.turns]
     print(

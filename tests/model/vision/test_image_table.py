@@ -21,11 +21,11 @@ from ragen_jax.envs.types import IMAGE, Observation, Step
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import Qwen, init_params
-from ragen_jax.model.vision import image_table
+from ragen_jax.model.vision import image_table as tables
 from ragen_jax.model.vision import tower as vision
-from ragen_jax.model.vision.image_table import LEAST_ROOM, NO_IMAGES, NO_VISION_TOWER, ImageTable
+from ragen_jax.model.vision.image_table import MIN_CAPACITY, NO_IMAGES, NO_VISION_TOWER, ImageTable
 from ragen_jax.model.vision.images import preprocess
-from ragen_jax.model.vision.positions import NO_TOKEN, position_behind, table
+from ragen_jax.model.vision.positions import NO_TOKEN, next_positions, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
@@ -117,15 +117,15 @@ class _Moving(type(seeing().chat)):
 
 @functools.cache
 def played(context="full"):
-    album = ImageTable(seeing().tower, seeing().model.config.vocab_size)
-    return album, play(seeing(context), album)
+    image_table = ImageTable(seeing().tower, seeing().model.config.vocab_size)
+    return image_table, play(seeing(context), image_table)
 
 
 def picture(seed, height=16, width=24):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def empty_album():
+def empty_table():
     return ImageTable(seeing().tower, seeing().model.config.vocab_size)
 
 
@@ -133,68 +133,68 @@ def empty_album():
 
 
 def test_numbers_are_past_the_vocabulary_and_never_given_twice():
-    album = empty_album()
-    V = album.vocab_size
-    album.register([picture(0), picture(1), picture(0)])
-    assert [album.span(picture(i)) for i in (0, 1)] == [(V, 6), (V + 6, 6)]
-    album.register([picture(2, 8, 8), picture(1)])
-    assert album.span(picture(2, 8, 8)) == (V + 12, 1)
+    image_table = empty_table()
+    V = image_table.vocab_size
+    image_table.register([picture(0), picture(1), picture(0)])
+    assert [image_table.span(picture(i)) for i in (0, 1)] == [(V, 6), (V + 6, 6)]
+    image_table.register([picture(2, 8, 8), picture(1)])
+    assert image_table.span(picture(2, 8, 8)) == (V + 12, 1)
     # The same pixels in another shape are another image.
     turned = picture(0).reshape(24, 16, 3)
-    album.register([turned])
-    assert album.span(turned) == (V + 13, 6)
+    image_table.register([turned])
+    assert image_table.span(turned) == (V + 13, 6)
     given = {V, V + 6, V + 12, V + 13}
     for _ in range(3):
-        album.begin_epoch()
-        album.register([picture(0), picture(2, 8, 8)])
-        new = {album.span(x)[0] for x in (picture(0), picture(2, 8, 8))}
+        image_table.begin_epoch()
+        image_table.register([picture(0), picture(2, 8, 8)])
+        new = {image_table.span(x)[0] for x in (picture(0), picture(2, 8, 8))}
         assert not new & given
         given |= new
 
 
 def test_an_image_is_remembered_for_two_pages():
-    album = empty_album()
-    album.register([picture(0)])
-    old = album.span(picture(0))
+    image_table = empty_table()
+    image_table.register([picture(0)])
+    old = image_table.span(picture(0))
     row = old[0] + np.arange(6)
-    seen = album.table(row).embed_ID[:6]
-    album.begin_epoch()
-    album.register([picture(0), picture(1)])
-    assert album.span(picture(0)) != old  # the newer number
-    np.testing.assert_array_equal(album.table(row).embed_ID[:6], seen)
-    album.begin_epoch()
+    seen = image_table.table(row).embed_ID[:6]
+    image_table.begin_epoch()
+    image_table.register([picture(0), picture(1)])
+    assert image_table.span(picture(0)) != old  # the newer number
+    np.testing.assert_array_equal(image_table.table(row).embed_ID[:6], seen)
+    image_table.begin_epoch()
     with pytest.raises(ValueError, match="6 ids past the vocabulary .* are not registered images"):
-        album.table(row)
-    assert album.span(picture(1))
-    album.begin_epoch()
+        image_table.table(row)
+    assert image_table.span(picture(1))
+    image_table.begin_epoch()
     with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) is not registered"):
-        album.span(picture(1))
-    assert len(album.without.seen) == 0
+        image_table.span(picture(1))
+    assert len(image_table.without.seen) == 0
 
 
 def test_a_table_has_what_the_rows_show():
-    album, V = empty_album(), seeing().model.config.vocab_size
+    image_table, V = empty_table(), seeing().model.config.vocab_size
     pictures = [picture(0), picture(1, 8, 40), picture(2)]
-    album.register(pictures)
-    spans = [album.span(x) for x in pictures]
+    image_table.register(pictures)
+    spans = [image_table.span(x) for x in pictures]
     rows = [np.array([1, 2, *(spans[2][0] + np.arange(6)), 5]), spans[1][0] + np.arange(5)]
-    table = album.table(*rows)
+    table = image_table.table(*rows)
     np.testing.assert_array_equal(table.token_I[:11], V + 6 + np.arange(11))
-    assert (table.token_I[11:] == NO_TOKEN).all() and len(table.token_I) == LEAST_ROOM
+    assert (table.token_I[11:] == NO_TOKEN).all() and len(table.token_I) == MIN_CAPACITY
     np.testing.assert_array_equal(table.step_I[:11], [*[0] * 4, 5, *[0] * 5, 3])
     np.testing.assert_array_equal(table.place_I2[5:11, 0], [0, 0, 0, 1, 1, 1])
     many = [picture(10 + i) for i in range(30)]
-    album.register(many)
-    whole = np.concatenate([album.span(x)[0] + np.arange(6) for x in many])
-    assert len(album.table(whole).token_I) == 256
-    assert len(album.table(rows[0]).token_I) == 256  # it never shrinks
+    image_table.register(many)
+    whole = np.concatenate([image_table.span(x)[0] + np.arange(6) for x in many])
+    assert len(image_table.table(whole).token_I) == 256
+    assert len(image_table.table(rows[0]).token_I) == 256  # it never shrinks
     with pytest.raises(ValueError, match=f"1 ids past .*, from {V + 10**6} on"):
-        album.table(np.array([V, V + 10**6]))
+        image_table.table(np.array([V, V + 10**6]))
 
 
 def test_an_image_looks_the_same_whoever_is_beside_it():
     """To the last digit: the episodes of slots see what those of the lock step see."""
-    alone, together = empty_album(), empty_album()
+    alone, together = empty_table(), empty_table()
     pictures = [picture(i, 48, 48) for i in range(21)]
     together.register(pictures)
     seen = together.table(np.arange(together.vocab_size, together.next))
@@ -207,17 +207,17 @@ def test_an_image_looks_the_same_whoever_is_beside_it():
 
 
 def test_shift_is_what_positions_lack():
-    album = empty_album()
+    image_table = empty_table()
     pictures = [picture(0), picture(1, 8, 40), picture(2, 8, 8)]
-    album.register(pictures)
-    a, b, c = (first + np.arange(count) for first, count in map(album.span, pictures))
+    image_table.register(pictures)
+    a, b, c = (first + np.arange(count) for first, count in map(image_table.span, pictures))
     row = np.concatenate([[1, 2], a, [3], b, c, [4, 5], a, [6]]).astype(np.int32)
-    params = {"images": album.table(row)}
+    params = {"images": image_table.table(row)}
     for size in range(len(row) + 1):
-        behind = position_behind(params, row[None], np.array([size]))
-        assert size + album.shift(row[:size]) == behind[0]
-    assert album.shift(row) == (3 - 6) + 0 + 0 + (3 - 6)
-    assert album.shift(np.zeros(0, np.int32)) == album.shift(np.arange(5)) == 0
+        next_values = next_positions(params, row[None], np.array([size]))
+        assert size + image_table.shift(row[:size]) == next_values[0]
+    assert image_table.shift(row) == (3 - 6) + 0 + 0 + (3 - 6)
+    assert image_table.shift(np.zeros(0, np.int32)) == image_table.shift(np.arange(5)) == 0
 
 
 # ------------------------------------------------------------------------------ episodes
@@ -226,7 +226,7 @@ def test_shift_is_what_positions_lack():
 @pytest.mark.parametrize("context", ["full", pytest.param("single_turn", marks=pytest.mark.long)])
 def test_sampler_and_trainer_agree(context):
     """Turns with a picture of their own each, read by prefill and extend, and by training."""
-    s, (album, episodes) = seeing(context), played(context)
+    s, (image_table, episodes) = seeing(context), played(context)
     assert len(episodes) == 12 and max(len(e.turns) for e in episodes) == 3
     lengths = {len(turn.sampled) for e in episodes for turn in e.turns}
     assert min(lengths) < 4 and max(lengths) == 7
@@ -241,7 +241,7 @@ def test_sampler_and_trainer_agree(context):
     pictures = {x.tobytes() for e in episodes for t in e.turns for x in t.images}
     assert len(pictures) > len(SEEDS)  # moves are seen
     batch = make_batch(episodes)
-    params = album.attach(s.params, batch.tokens_BT)
+    params = image_table.attach(s.params, batch.tokens_BT)
     logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
     assert np.isfinite(logp_BT).all()
     np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
@@ -289,10 +289,10 @@ def test_images_need_a_model_that_sees():
 def test_an_environment_of_text_needs_no_image():
     """The same model, of symbols: no table row is used, and positions are plain."""
     s = seeing("full", "grid")
-    album = empty_album()
-    with_album = play(s, album)
-    assert album.next == album.vocab_size
-    for a, b in zip(with_album, play(s, NO_IMAGES), strict=True):
+    image_table = empty_table()
+    with_table = play(s, image_table)
+    assert image_table.next == image_table.vocab_size
+    for a, b in zip(with_table, play(s, NO_IMAGES), strict=True):
         for x, y in zip(a.turns, b.turns, strict=True):
             np.testing.assert_array_equal(x.sampled, y.sampled)
 
@@ -318,13 +318,13 @@ class Mixed:
 
 
 def test_several_pictures_of_several_sizes():
-    s, album = seeing(), empty_album()
+    s, image_table = seeing(), empty_table()
     own = types.SimpleNamespace(**(vars(s) | {"environment": Mixed()}))
-    episodes = play(own, album)
+    episodes = play(own, image_table)
     turns = [t for e in episodes for t in e.turns]
     assert {tuple(count for _, count in t.spans) for t in turns} == {(6, 3)}
     batch = make_batch(episodes)
-    params = album.attach(s.params, batch.tokens_BT)
+    params = image_table.attach(s.params, batch.tokens_BT)
     logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
     np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
 
@@ -347,13 +347,13 @@ def random_adapters(s, seed):
 
 @pytest.mark.parametrize("slots", [0, 5])
 def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
-    s, album = seeing(), empty_album()
+    s, image_table = seeing(), empty_table()
     first, other = (lora.attach(s.params, random_adapters(s, n), scale=1.5) for n in (1, 2))
-    episodes = play(s, album, first, slots=slots, chunk=4)
+    episodes = play(s, image_table, first, slots=slots, chunk=4)
     batch = make_batch(episodes)
 
     def logps(params):
-        seen = album.attach(params, batch.tokens_BT)
+        seen = image_table.attach(params, batch.tokens_BT)
         assert "tower" not in seen
         return batch.mask_BT * np.asarray(token_logps(s.model, seen, batch.tokens_BT))
 
@@ -367,22 +367,22 @@ def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
 
 def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
     """Through embeddings, some images at a time, as in one function of both trees."""
-    monkeypatch.setattr(image_table, "AT_A_TIME", 5)
-    s, album = seeing(), empty_album()
+    monkeypatch.setattr(tables, "AT_A_TIME", 5)
+    s, image_table = seeing(), empty_table()
     adapters, scale = random_adapters(s, 3), np.float32(1.5)
-    batch = make_batch(play(s, album))
+    batch = make_batch(play(s, image_table))
     tokens_BT = batch.tokens_BT
     weight_BT = np.random.default_rng(0).normal(size=tokens_BT.shape) * batch.mask_BT
-    shown = album.shown(tokens_BT)
+    shown = image_table.images_of(tokens_BT)
     assert len(shown) > 10 and len(shown) % 5  # several lots, the last of them padded
-    patches = np.stack([preprocess(met.pixels, s.tower.images)[0] for met in shown])
-    room = len(album.table(tokens_BT).token_I)
+    patches = np.stack([preprocess(image.pixels, s.tower.images)[0] for image in shown])
+    room = len(image_table.table(tokens_BT).token_I)
 
     @jax.jit
     def whole(adapters):
         tower = lora.attach(s.tower.params, adapters["tower"], scale=scale)
         embed = s.tower.model.apply({"params": tower}, patches, shown[0].grid)
-        sides = [(met.first, *album.sides(met)) for met in shown]
+        sides = [(image.first, *image_table.grid_size(image)) for image in shown]
         images = table(sides, embed.reshape(-1, embed.shape[-1]), room)
         language = lora.attach(s.params, {"layers": adapters["layers"]}, scale=scale)
         logp_BT = token_logps(s.model, language | {"images": images}, tokens_BT)
@@ -390,8 +390,8 @@ def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
 
     want = jax.grad(whole)(adapters)
     frozen = ForwardContext(s.params, scale)
-    through = through_tower(album, frozen, tokens_BT)
-    with_images = dataclasses.replace(frozen, images=album.table(tokens_BT))
+    through = through_tower(image_table, frozen, tokens_BT)
+    with_images = dataclasses.replace(frozen, images=image_table.table(tokens_BT))
 
     @jax.jit
     def through_embeds(read):
@@ -412,11 +412,11 @@ def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
 
 def test_cross_scoring_sees_pictures():
     """The kernel of shared prompts is the naive twin, and other pictures give other scores."""
-    s, (album, episodes) = seeing(), played()
+    s, (image_table, episodes) = seeing(), played()
     turns = [e.turns[-1] for e in episodes if e.turns[-1].reasoning[1]][:6]
     prompts = [turn.prompt for turn in turns]
     said = [turn.sampled[slice(*turn.reasoning)] for turn in turns]
-    params = album.attach(s.params, *prompts)
+    params = image_table.attach(s.params, *prompts)
     want_MN, _ = cross_score_pairs(s.model, params, prompts, said, micro_batch=8)
     got_MN, _ = cross_score(s.model, params, prompts, said, micro_batch=64)
     np.testing.assert_allclose(got_MN, want_MN, rtol=0, atol=1e-4)
@@ -429,9 +429,9 @@ def test_cross_scoring_sees_pictures():
 
 
 def test_mediation_sees_pictures():
-    s, (album, episodes) = seeing(), played()
+    s, (image_table, episodes) = seeing(), played()
     firsts = [t.prompt for e in episodes for t in e.turns[:1]]
-    params = album.attach(s.params, *firsts)
+    params = image_table.attach(s.params, *firsts)
     found = mediation_metrics(s.model, params, episodes, filler=7, micro_batch=4)
     assert set(MEASURES) <= {name.removeprefix("mediation/") for name in found}
     assert all(np.isfinite(found[f"mediation/{name}"]) for name in MEASURES)

@@ -8,7 +8,7 @@ import pytest
 from ragen_jax.model import qwen
 from ragen_jax.model.vision.positions import (
     NO_TOKEN,
-    position_behind,
+    next_positions,
     splice,
     table,
     token_positions,
@@ -27,7 +27,7 @@ def show(grid):
 
 def numbered(tokens, grids):
     """(int32 row with numbers past the vocabulary, `Images`): of an image that is shown twice the
-    same ones, as an album gives them."""
+    same ones, as an image table gives them."""
     row, sides, first = np.array(tokens, np.int32), {}, V
     for _, h, w in grids:
         if (h, w) not in sides:
@@ -44,8 +44,8 @@ def positions_of(row, images, start=0):
     return np.asarray(token_positions({"images": images}, row[None], np.array([start])))[:, 0]
 
 
-def behind(row, images, start=0):
-    found = position_behind({"images": images}, row[None], np.array([len(row)]), np.array([start]))
+def next_values(row, images, start=0):
+    found = next_positions({"images": images}, row[None], np.array([len(row)]), np.array([start]))
     return int(found[0])
 
 
@@ -65,7 +65,7 @@ def test_without_a_table_there_is_one_position():
     np.testing.assert_array_equal(token_positions({}, tokens_BT), [[0, 1, 2]] * 2)
     np.testing.assert_array_equal(token_positions({}, tokens_BT, start_B), [[0, 1, 2], [7, 8, 9]])
     count_B = np.array([3, 1])
-    np.testing.assert_array_equal(position_behind({}, tokens_BT, count_B, start_B), [3, 8])
+    np.testing.assert_array_equal(next_positions({}, tokens_BT, count_B, start_B), [3, 8])
 
 
 @pytest.mark.medium
@@ -80,7 +80,7 @@ def test_an_image_by_hand():
             [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7],
         ],
     )
-    assert behind(row, images) == 8 and behind(row, images, 5) == 13
+    assert next_values(row, images) == 8 and next_values(row, images, 5) == 13
 
 
 def test_two_images_by_hand():
@@ -104,7 +104,7 @@ def test_an_image_shown_again_stands_at_another_place():
     np.testing.assert_array_equal(
         positions_of(row, images)[1], [0, 1, 1, 2, 2, 3, 4, 5, 6, 6, 7, 7, 8]
     )
-    assert behind(row, images) == 9
+    assert next_values(row, images) == 9
 
 
 @pytest.mark.medium
@@ -119,9 +119,9 @@ def test_a_row_in_pieces_is_the_row(size):
     for first in range(0, len(row), size):
         piece = row[first : first + size]
         found.append(positions_of(piece, images, start))
-        start = behind(piece, images, start)
+        start = next_values(piece, images, start)
     np.testing.assert_array_equal(np.concatenate(found, 1), positions_of(row, images))
-    assert start == behind(row, images)
+    assert start == next_values(row, images)
 
 
 @pytest.mark.medium
@@ -175,12 +175,12 @@ def test_positions_match_torch():
     ]
     T = max(len(tokens) for tokens, _ in rows) + 3
     tokens_BT, mask_BT = np.zeros((2, len(rows), T), np.int64)
-    got_3BT, behind_B = np.zeros((3, len(rows), T), np.int64), []
+    got_3BT, next_B = np.zeros((3, len(rows), T), np.int64), []
     for b, (tokens, grids) in enumerate(rows):
         tokens_BT[b, : len(tokens)], mask_BT[b, : len(tokens)] = tokens, 1
         row, images = numbered(tokens, grids)
         got_3BT[:, b, : len(tokens)] = positions_of(row, images)
-        behind_B.append(behind(row, images))
+        next_B.append(next_values(row, images))
     want_3BT, delta_B1 = Qwen2_5_VLModel(config).get_rope_index(
         torch.tensor(tokens_BT),
         mm_token_type_ids=torch.tensor(tokens_BT == PAD).int(),
@@ -189,7 +189,7 @@ def test_positions_match_torch():
     )
     np.testing.assert_array_equal(got_3BT, want_3BT.numpy())
     # What comes next, too.
-    np.testing.assert_array_equal(behind_B, mask_BT.sum(1) + delta_B1[:, 0].numpy())
+    np.testing.assert_array_equal(next_B, mask_BT.sum(1) + delta_B1[:, 0].numpy())
 
 
 # ---------------------------------------------------------------- angles
