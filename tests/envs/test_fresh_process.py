@@ -9,7 +9,7 @@ from env_names import OURS
 
 HERE = Path(__file__).parent
 # Each test file pins the problems of its environment. A single process reads all of them, because
-# it takes seconds to start.
+# a process takes seconds to start.
 CODE = """
 import runpy, sys
 folder, *names = sys.argv[1:]

@@ -113,7 +113,7 @@ def test_chains_are_linked_and_their_questions_have_one_answer(hops):
 
 
 def test_the_tokenizer_keeps_what_is_written_whole():
-    """In passages and questions, only punctuation and spaces remain besides the listed words."""
+    """Apart from the listed words, passages and questions have only punctuation and spaces."""
     world = make_world(0, 30)
     pattern = "|".join(re.escape(word) for word in sorted(words(30), key=len, reverse=True))
     texts = [*world.passages]

@@ -500,7 +500,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
         return rows, done.stdout
 
     whole, output = run("whole")
-    # The process ends by the third step, which begins when the first step is saved.
+    # The process is killed by the third step, which begins when the first step is saved.
     (tmp_path / "kill").touch()
     killed = command("parts")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
