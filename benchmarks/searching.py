@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.measure import Row, compare
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.envs.search_qa.dense import place
+from ragen_jax.envs.search_qa.dense import load_matrix
 from ragen_jax.envs.search_qa.retrieve import BM25
 from ragen_jax.envs.search_qa.vectors import open_vectors
 
@@ -50,7 +50,7 @@ def flat_search(repeats, *, rows=100_000, width=768, queries=(1, 8, 32, 128)):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vectors.npy"
         np.save(path, matrix_ND)
-        ours = place(open_vectors(path), make_mesh(data=-1, fsdp=1, tensor=1), "float32")
+        ours = load_matrix(open_vectors(path), make_mesh(data=-1, fsdp=1, tensor=1), "float32")
     found = []
     for count in queries:
         query_QD = rng.standard_normal((count, width), np.float32)

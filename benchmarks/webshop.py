@@ -137,7 +137,7 @@ def tantivy(folder):
 
     def found(text):
         query = index.parse_query(" ".join(search.tokens_of(text)), ["text"])
-        hits = searcher.search(query, search.FOUND).hits
+        hits = searcher.search(query, search.MAX_RESULTS).hits
         return [searcher.doc(address)["asin"][0] for _, address in hits]
 
     timings, shared = [], []
@@ -148,7 +148,9 @@ def tantivy(folder):
         timings.append(seconds)
         shared.append(len(set(asins) & set(other)) / len(other))
     print(f"  search: {told(timings)}; {peak()}")
-    print(f"  fraction of bm25s's {search.FOUND} products found: {statistics.mean(shared):.2f}")
+    print(
+        f"  fraction of bm25s's {search.MAX_RESULTS} products found: {statistics.mean(shared):.2f}"
+    )
 
 
 def timed(function):

@@ -38,7 +38,7 @@ from ragen_jax.core.domains import (
     whole,
 )
 from ragen_jax.core.sharding import MEMORIES
-from ragen_jax.envs import ENVS, known
+from ragen_jax.envs import ENVS, is_environment_name
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
@@ -57,7 +57,7 @@ MOST_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from
 def environment_name(default: str) -> str:
     """Accept a name of envs.ENVS, or MODULE:CLASS."""
     what = f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment"
-    return Field(default, what, known, ()).declare()
+    return Field(default, what, is_environment_name, ()).declare()
 
 
 def day(default: str, *read: ReadWhen) -> str:

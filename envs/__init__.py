@@ -54,12 +54,12 @@ CODE_OPTIONS = {
     "gymnasium": ("id", "module", "maker", "arguments"),
 }
 
-OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
+MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
 
-def known(name: object) -> bool:
+def is_environment_name(name: object) -> bool:
     """Whether a name is in `ENVS` or has the form MODULE:CLASS."""
-    return isinstance(name, str) and (name in ENVS or OWN.fullmatch(name) is not None)
+    return isinstance(name, str) and (name in ENVS or MODULE_CLASS.fullmatch(name) is not None)
 
 
 def names_code(name: str, option: str | None = None) -> bool:
@@ -78,7 +78,7 @@ def find_env(name: str) -> EnvironmentClass:
     """
     if name in ENVS:
         return ENVS[name]
-    if not known(name):
+    if not is_environment_name(name):
         raise ValueError(
             f"unknown environment {name!r}; known: {', '.join(sorted(ENVS))}, or MODULE:CLASS"
         )

@@ -17,7 +17,7 @@ from ragen_jax.envs.options import whole
 Colour = tuple[int, int, int]  # red, green and blue from 0 to 255
 Sprite = Callable[[int], np.ndarray]
 
-SMALLEST, LARGEST = 8, 64
+MIN_TILE, MAX_TILE = 8, 64
 TILE = 28  # height and width, in pixels, of an image token of the published Qwen2.5-VL
 
 
@@ -26,7 +26,7 @@ def tile_size(tile: int, observation: str | None) -> int:
 
     Raises ValueError for a size out of range, and for a size other than TILE that would be unused.
     """
-    tile = whole("tile", tile, least=SMALLEST, most=LARGEST)
+    tile = whole("tile", tile, least=MIN_TILE, most=MAX_TILE)
     if observation != "image" and tile != TILE:
         raise ValueError(
             f"tile={tile} is not read with observation={observation!r}: leave it out, or set "
@@ -53,9 +53,11 @@ def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> 
     height, width, _ = picture.shape
     if height % tile or width % tile:
         raise ValueError(f"a picture of {width} x {height} pixels has no cells of {tile} pixels")
-    looks = {_draw(sprite, tile).tobytes(): symbol for symbol, sprite in sprites.items()}
+    symbols_by_pixels = {
+        _draw(sprite, tile).tobytes(): symbol for symbol, sprite in sprites.items()
+    }
     cells = picture.reshape(height // tile, tile, width // tile, tile, 3).transpose(0, 2, 1, 3, 4)
-    found = [[looks.get(cell.tobytes()) for cell in row] for row in cells]
+    found = [[symbols_by_pixels.get(cell.tobytes()) for cell in row] for row in cells]
     for r, row in enumerate(found):
         if None in row:
             raise ValueError(
@@ -84,14 +86,14 @@ def ground(tile: int, colour: Colour, edge: Colour) -> np.ndarray:
 
 def bar(tile: int, top: int, bottom: int, left: int, right: int) -> np.ndarray:
     """Return a bool [tile, tile] mask of a rectangle whose bounds are in sixteenths."""
-    y, x = _places(tile)
+    y, x = _pixel_centres(tile)
     rows = (y >= top * tile) & (y < bottom * tile)
     return rows & (x >= left * tile) & (x < right * tile)
 
 
 def disc(tile: int, radius: int, row: int = 8, column: int = 8) -> np.ndarray:
     """Return a bool [tile, tile] mask of a disc; radius and centre are in sixteenths."""
-    y, x = _places(tile)
+    y, x = _pixel_centres(tile)
     return (y - row * tile) ** 2 + (x - column * tile) ** 2 <= (radius * tile) ** 2
 
 
@@ -100,7 +102,7 @@ def diamond(tile: int, radius: int) -> np.ndarray:
 
     radius: distance from the centre to a corner, in sixteenths
     """
-    y, x = _places(tile)
+    y, x = _pixel_centres(tile)
     return abs(y - 8 * tile) + abs(x - 8 * tile) <= radius * tile
 
 
@@ -109,14 +111,14 @@ def diagonals(tile: int, width: int) -> np.ndarray:
 
     width: half the width of a diagonal, measured along a row, in sixteenths
     """
-    y, x = _places(tile)
+    y, x = _pixel_centres(tile)
     return (abs(y - x) <= width * tile) | (abs(y + x - 16 * tile) <= width * tile)
 
 
-def _places(tile: int) -> tuple[np.ndarray, np.ndarray]:
+def _pixel_centres(tile: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the centres of pixels, rows [tile, 1] and columns [1, tile].
 
     The cell's side is 16 * tile, so n sixteenths of it are n * tile: all values are integers.
     """
-    along = 8 * (2 * np.arange(tile) + 1)
-    return along[:, None], along[None, :]
+    centre = 8 * (2 * np.arange(tile) + 1)
+    return centre[:, None], centre[None, :]

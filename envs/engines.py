@@ -28,7 +28,7 @@ SPLIT_BY = ("observation", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class EngineStep:
     """An engine's response to an action."""
 
     observation: str
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Begin the problem of `seed`, an int below 2**31; return the first observation."""
         ...
 
-    def step(self, action: str) -> Moved:
+    def step(self, action: str) -> EngineStep:
         """Apply an action. Any exception ends the episode."""
         ...
 
@@ -59,14 +59,14 @@ class _Live:
         self._at: object = None
         self._lock = threading.Lock()
 
-    def stand(self, place: object) -> None:
+    def set_place(self, place: object) -> None:
         self._at = place
 
-    def leave(self, place: object) -> bool:
+    def leave_place(self, place: object) -> bool:
         """Return whether the engine was at `place`; afterwards it is at no place."""
         with self._lock:
-            stood, self._at = self._at is place, None
-        return stood
+            was_there, self._at = self._at is place, None
+        return was_there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +147,13 @@ class EngineEnvironment:
         observation; and any exception of the engine.
         """
         live = state.live
-        if live is None or not live.leave(state.place):
+        if live is None or not live.leave_place(state.place):
             live = self._replay(state)
         with self._noise(live):
-            moved = live.engine.step(action)
-        there = Position(state.seed, (*state.actions, action), moved.observation, live)
-        live.stand(there.place)
-        return Step(there, moved.reward, moved.done, moved.info)
+            result = live.engine.step(action)
+        after = Position(state.seed, (*state.actions, action), result.observation, live)
+        live.set_place(after.place)
+        return Step(after, result.reward, result.done, result.info)
 
     def _start(self, seed: int) -> Position:
         live = _Live()
@@ -169,8 +169,8 @@ class EngineEnvironment:
         """Return an engine that is at `state`."""
         if state.actions and not self.resumable:
             raise RuntimeError(f"an engine of {self._name} cannot be played again")
-        again = self._start(state.seed)
-        live, observation = again.live, again.observation
+        restarted = self._start(state.seed)
+        live, observation = restarted.live, restarted.observation
         assert live is not None
         for action in state.actions:
             with self._noise(live):

@@ -24,7 +24,7 @@ def is_text(value: Any) -> bool:
         return False
 
 
-def normal(text: str) -> str:
+def normalize(text: str) -> str:
     """Return a text in lower case, without spaces and punctuation other than arithmetic signs."""
     return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
 

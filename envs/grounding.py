@@ -14,7 +14,7 @@ _POSITION = r"(?:\(\s*\d{1,3}\s*,\s*\d{1,3}\s*\)|(?<!\d)\d\d(?!\d)|(?<!\d)\d\s*,
 Claim = tuple[str, tuple[int, int]]  # a thing and its stated (row, column)
 
 
-def stated_positions(text: str, things: Mapping[str, str]) -> list[Claim]:
+def parse_positions(text: str, things: Mapping[str, str]) -> list[Claim]:
     """Return the positions that a text states for things, in order of appearance.
 
     A claim is the name of a thing, then positions with only filler words between them: "player 23

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.core.types import SUCCESS_UNDEFINED
-from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved, Position
-from ragen_jax.envs.options import finite_number, flag, function_of, imported
+from ragen_jax.envs.engines import Engine, EngineEnvironment, EngineStep, Position
+from ragen_jax.envs.options import finite_number, flag, function_of, import_option
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import Step
 
@@ -71,11 +71,11 @@ class Gymnasium(EngineEnvironment):
         if success_reward is not None:
             finite_number("success_reward", success_reward, most=MAX_RETURN)
         if module:
-            imported("module", module)
+            import_option("module", module)
         make = function_of("maker", maker)
-        given = dict(arguments or {})
+        keywords = dict(arguments or {})
         super().__init__(
-            lambda: _Episode(make(id, **given), success_reward),
+            lambda: _Episode(make(id, **keywords), success_reward),
             name=id,
             instructions=instructions,
             split=split,
@@ -116,7 +116,7 @@ class _Episode(Engine):
         observation, info = self._environment.reset(seed=seed)
         return _with_suffix(observation, info)
 
-    def step(self, action: str) -> Moved:
+    def step(self, action: str) -> EngineStep:
         observation, reward, terminated, truncated, info = self._environment.step(action)
         value = real_number(reward)
         if value is None:
@@ -124,20 +124,20 @@ class _Episode(Engine):
         self._sum += value
         done = bool(terminated or truncated)
         info = {**info, **self._verdict(info, done)}
-        return Moved(_with_suffix(observation, info), value, done, info)
+        return EngineStep(_with_suffix(observation, info), value, done, info)
 
     def _verdict(self, info: Mapping[str, Any], done: bool) -> dict[str, bool]:
         """Return the info entries on success after a step."""
         if self._success_reward is not None:
             return {"success": done and self._sum >= self._success_reward}
-        said = [plain_scalar(info[key]) for key in SUCCESS_KEYS if info.get(key) is not None]
-        if not said:
+        reports = [plain_scalar(info[key]) for key in SUCCESS_KEYS if info.get(key) is not None]
+        if not reports:
             return {"success": False, SUCCESS_UNDEFINED: True}
-        if not isinstance(said[0], (bool, int, float)) or said[0] not in (0, 1):
+        if not isinstance(reports[0], (bool, int, float)) or reports[0] not in (0, 1):
             raise TypeError(
-                f"the info of a step must have success True or False, got {said[0]!r:.80}"
+                f"the info of a step must have success True or False, got {reports[0]!r:.80}"
             )
-        return {"success": bool(said[0])}
+        return {"success": bool(reports[0])}
 
 
 def _with_suffix(observation: Any, info: Mapping[str, Any]) -> Any:

@@ -96,7 +96,7 @@ def text(name: str, value: str, what: str = "a text") -> str:
     return value
 
 
-def imported(name: str, module: str) -> Any:
+def import_option(name: str, module: str) -> Any:
     """Return the module called `module`, from the current folder or an installed package."""
     try:
         return importlib.import_module(module)
@@ -111,7 +111,7 @@ def attribute_of(name: str, value: str, form: str) -> Any:
     module, _, attribute = text(name, value, form).partition(":")
     if not module or not attribute:
         raise ValueError(f"{name} must be {form}, got {value!r}")
-    return getattr(imported(name, module), attribute, None)
+    return getattr(import_option(name, module), attribute, None)
 
 
 def function_of(name: str, value: str) -> Callable[..., Any]:

@@ -8,9 +8,9 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-OURS = "ragen_jax"
+THIS_PACKAGE = "ragen_jax"
 # Folders of installed packages, whose files are not the user's own.
-INSTALLED = ("site-packages", "dist-packages")
+INSTALL_FOLDERS = ("site-packages", "dist-packages")
 
 
 def own_files(module: str) -> dict[str, Path]:
@@ -29,9 +29,9 @@ def own_files(module: str) -> dict[str, Path]:
     """
     top = module.partition(".")[0]
     found: dict[str, Path] = {}
-    waiting = [module, *_siblings(module)]
-    while waiting:
-        name = waiting.pop()
+    queue = [module, *_siblings(module)]
+    while queue:
+        name = queue.pop()
         # A package's __init__.py runs before its modules.
         for part in _with_parents(name):
             file = _find(part)
@@ -39,7 +39,7 @@ def own_files(module: str) -> dict[str, Path]:
             if part in found or file is None or not is_followed:
                 continue
             found[part] = file
-            waiting += _imports(file, part)
+            queue += _imports(file, part)
     return dict(sorted(found.items()))
 
 
@@ -59,7 +59,7 @@ def files_hash(files: Mapping[str, Path]) -> str:
 def _siblings(module: str) -> list[str]:
     """Return the other modules of a module's package; [] if it is not in a package."""
     file, package = _find(module), module.rpartition(".")[0]
-    if file is None or not package or package.partition(".")[0] == OURS:
+    if file is None or not package or package.partition(".")[0] == THIS_PACKAGE:
         return []
     stems = sorted(path.stem for path in file.parent.glob("*.py"))
     return [f"{package}.{stem}" for stem in stems if stem != "__init__"]
@@ -93,7 +93,7 @@ def _find(name: str) -> Path | None:
 def _is_own(name: str, file: Path | None, own_top: str) -> bool:
     """Whether a module that the user's code imports is also the user's code."""
     top = name.partition(".")[0]
-    if top == OURS or file is None:
+    if top == THIS_PACKAGE or file is None:
         return False
     if top == own_top:
         return True
@@ -101,7 +101,7 @@ def _is_own(name: str, file: Path | None, own_top: str) -> bool:
     is_standard = top in sys.stdlib_module_names or any(
         file.is_relative_to(paths[folder]) for folder in ("stdlib", "platstdlib")
     )
-    return not is_standard and not set(INSTALLED) & set(file.parts)
+    return not is_standard and not set(INSTALL_FOLDERS) & set(file.parts)
 
 
 def _imports(file: Path, module: str) -> Iterator[str]:

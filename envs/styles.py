@@ -37,7 +37,7 @@ class Style:
     openings: tuple[str, ...]
     words: tuple[str, ...] = ()
 
-    def wrote(self, thought: str) -> bool:
+    def matches(self, thought: str) -> bool:
         """Whether the whole text is of this style."""
         return self.pattern.fullmatch(thought) is not None
 
@@ -95,7 +95,7 @@ UNGROUNDED: Mapping[str, Style] = {
 }
 
 
-def with_grounded(
+def make_styles(
     explain: Callable[[Any, Sequence[str]], str], pattern: str, opening: str
 ) -> dict[str, Style]:
     """Return the styles of an environment, the grounded style first.

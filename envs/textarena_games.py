@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
+from ragen_jax.envs.engines import Engine, EngineEnvironment, EngineStep
 from ragen_jax.envs.options import finite_number
 
 MAX_REWARD = 1e6
@@ -44,9 +44,9 @@ class TextArena(EngineEnvironment):
             raise ValueError(
                 f"TextArena cannot be imported: {error}: pip install ragen_jax[textarena]"
             ) from error
-        given = dict(arguments or {})
+        keywords = dict(arguments or {})
         super().__init__(
-            lambda: _Game(make(id, **given), least),
+            lambda: _Game(make(id, **keywords), least),
             name=id,
             instructions="",
             split=split,
@@ -69,17 +69,17 @@ class _Game(Engine):
         self._game.reset(num_players=1, seed=seed)
         return self._observation()
 
-    def step(self, action: str) -> Moved:
+    def step(self, action: str) -> EngineStep:
         done, _ = self._game.step(action)
         if not done:
-            return Moved(self._observation(), 0.0, False, {"success": False})
+            return EngineStep(self._observation(), 0.0, False, {"success": False})
         rewards, _ = self._game.close()
         reward = float((rewards or {}).get(0, 0.0))
-        return Moved("", reward, True, {"success": reward >= self._success_reward})
+        return EngineStep("", reward, True, {"success": reward >= self._success_reward})
 
     def _observation(self) -> str:
         """Return the new observation, or the new messages without the player's own."""
-        player, shown = self._game.get_observation()
-        if isinstance(shown, str):
-            return shown
-        return "\n".join(message for sender, message, _ in shown if sender != player)
+        player, observation = self._game.get_observation()
+        if isinstance(observation, str):
+            return observation
+        return "\n".join(message for sender, message, _ in observation if sender != player)

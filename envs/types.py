@@ -13,11 +13,11 @@ A language model can train on any object that has the members of `Environment` a
     SolvableEnvironment    words, solve, explain                       for model.path=tiny
     StyledEnvironment      styles                                      for warmstart.styles
     ReversibleEnvironment  opposites                                   for action/* metrics
-    GroundedEnvironment    grounded                                    for reasoning/* metrics
+    GroundedEnvironment    count_grounded                              for reasoning/* metrics
     DrawingEnvironment     transcribe                                  for reasoning/* with images
     LiveEnvironment        resumable                                   where it may be False
     ToolEnvironment        tools                                       for function calls
-    FileEnvironment        fields, given                               for check_data
+    FileEnvironment        fields, list_problems                       for check_data
     ResidentEnvironment    resident                                    for preflight
 
 The answer format (think and answer tags), the number of actions per turn and the number of turns
@@ -213,7 +213,7 @@ class FileEnvironment(Environment, Protocol):
 
     fields: tuple[str, ...]
 
-    def given(self) -> Iterator[tuple[int, str, State]]:
+    def list_problems(self) -> Iterator[tuple[int, str, State]]:
         """Yield (row, split, initial state) of each problem that may be drawn from the file.
 
         Covers every split, in the file's order; yields nothing if problems are generated.
@@ -262,7 +262,7 @@ class ResidentEnvironment(Environment, Protocol):
 class GroundedEnvironment(Environment, Protocol):
     """An environment that can check statements about a state: optional, for diagnostics."""
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true facts stated in `thought`, number of facts stated).
 
         Counts only facts that can be checked literally, such as positions; a plan states no facts.

@@ -64,7 +64,7 @@ def describe(config: Config, rows: int) -> Iterator[str]:
     yield f"{config.env.name}: {path}"
     yield f"  fields      {', '.join(environment.fields)}"
     counts, different, shown = Counter(), defaultdict(set), []
-    for row, split, state in environment.given():
+    for row, split, state in environment.list_problems():
         counts[split] += 1
         identity = attempt(lambda state=state: environment.identity(state))
         if isinstance(identity, EnvFailure):

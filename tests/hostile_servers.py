@@ -4,7 +4,7 @@
 
 WAYS maps a name to a function that talks to one connected client over a raw socket. A way ends when
 its client disconnects. `python tests/hostile_servers.py` prints, for each way, what
-`search_qa.remote.Remote` makes of it: seconds, peak memory and the error.
+`search_qa.remote.RemoteRetriever` makes of it: seconds, peak memory and the error.
 """
 
 import contextlib
@@ -283,9 +283,9 @@ def _full_backlog() -> Iterator[str]:
 
 def _measure(url: str, pipe: object) -> None:
     """Sends (seconds, MiB of peak memory added, outcome) of one search."""
-    from ragen_jax.envs.search_qa.remote import Remote
+    from ragen_jax.envs.search_qa.remote import RemoteRetriever
 
-    remote = Remote(url, protocol="search_r1", time_limit=1.0, tries=1, seed=0)
+    remote = RemoteRetriever(url, protocol="search_r1", time_limit=1.0, tries=1, seed=0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.monotonic()
     try:

@@ -38,7 +38,7 @@ from benchmarks.chaos.trial import Trial, Wrong
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 from benchmarks.slots import TEN_MILLION
-from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.remote import RemoteRetriever
 from ragen_jax.envs.search_qa.retrievers import open_bm25
 
 pytestmark = pytest.mark.long
@@ -593,7 +593,8 @@ def test_a_spoiled_answer_is_none(tmp_path, wrong):
     with servers.serving(trial, lambda body, before: wrong if before == 0 else "") as server:
         url = str(trial.fields["env.options.url"])
         found = [
-            Remote(url, protocol="ragen", time_limit=1.0, tries=tries, seed=0) for tries in (1, 2)
+            RemoteRetriever(url, protocol="ragen", time_limit=1.0, tries=tries, seed=0)
+            for tries in (1, 2)
         ]
         if wrong:
             with pytest.raises(ConnectionError, match="no usable answer in 1 tries"):

@@ -27,8 +27,8 @@ pays most on average.
 Answer with the name of one arm. An answer that names none of them, or several, earns nothing and \
 uses up the pull."""
 
-_TOLD = "Each arm is shown with what it pays and with the chance that it does."
-_UNTOLD = {
+_PAY_LISTED = "Each arm is shown with what it pays and with the chance that it does."
+_PAY_HIDDEN = {
     "neutral": "What the arms pay is not told.",
     "fitting": "What the arms pay is not told. A name that sounds risky is that of a risky arm.",
     "misleading": "What the arms pay is not told. A name that sounds risky is that of a sure arm.",
@@ -87,7 +87,7 @@ class Bandit:
         self.words: tuple[str, ...] = self._words()
         self.instructions: str = _RULES.format(
             pulls="once" if self.pulls == 1 else f"{self.pulls} times",
-            shown=(_TOLD if told else _UNTOLD[names]) + _HISTORY * (self.pulls > 1),
+            shown=(_PAY_LISTED if told else _PAY_HIDDEN[names]) + _HISTORY * (self.pulls > 1),
         )
 
     def _words(self) -> tuple[str, ...]:
@@ -130,10 +130,10 @@ class Bandit:
         ]
         if not self.told:
             lines = [f"Arms: {', '.join(arm.name for arm in state.arms)}"]
-        if state.pulled:
+        if state.history:
             pulls = (
                 f"{'none' if number is None else state.arms[number].name} {_number(paid)}"
-                for number, paid in state.pulled
+                for number, paid in state.history
             )
             lines.append(f"Pulled: {', '.join(pulls)}")
         return "\n".join(lines)
@@ -146,16 +146,16 @@ class Bandit:
         info: "success" (the last pull was of an arm with the highest expected pay), "best" (this
         pull was) and "readable" (the answer names an arm).
         """
-        if len(state.pulled) >= self.pulls:
-            best = state.is_best(state.pulled[-1][0])
+        if len(state.history) >= self.pulls:
+            best = state.is_best(state.history[-1][0])
             return Step(state, 0.0, True, {"success": best, "best": False, "readable": False})
         number = reading.find_arm(action, [arm.name for arm in state.arms])
         uniform = 0.0 if rng is None else rng.random()
         paid = 0
         if number is not None and uniform < state.arms[number].chance / 100:
             paid = state.arms[number].pay
-        after = State(state.arms, (*state.pulled, (number, paid)))
-        done = len(after.pulled) == self.pulls
+        after = State(state.arms, (*state.history, (number, paid)))
+        done = len(after.history) == self.pulls
         best = state.is_best(number)
         info = {"success": done and best, "best": best, "readable": number is not None}
         return Step(after, paid / 100, done, info)
@@ -171,15 +171,15 @@ class Bandit:
         expected pay. Otherwise first pull the least-pulled arm, then the arm with the highest mean
         pay so far. The plan uses only the pulls so far: call again after each pull.
         """
-        left = self.pulls - len(state.pulled)
+        pulls_left = self.pulls - len(state.history)
         if self.told or self.pulls == 1:
             best = next(i for i in range(len(state.arms)) if state.is_best(i))
-            return (state.arms[best].name,) * left
+            return (state.arms[best].name,) * pulls_left
         counts = [len(pays) for pays in _payments(state)]
         means = [reading.mean(pays) if pays else Decimal(-1) for pays in _payments(state)]
         explore = min(self.pulls - 1, max(self.arms, self.pulls // 2))
         plan = []
-        for pull in range(len(state.pulled), self.pulls):
+        for pull in range(len(state.history), self.pulls):
             number = means.index(max(means))
             if pull < explore:
                 number = counts.index(min(counts))
@@ -199,27 +199,27 @@ class Bandit:
             words.append(arm.name)
             if self.told:
                 words += ["pays", _number(arm.pay), "chance", _number(arm.chance)]
-                words += ["expected", _number(arm.expected / 100)]
+                words += ["expected", _number(arm.expected_pay / 100)]
             else:
                 words += ["pulled", str(len(pays))]
                 words += ["mean", str(reading.mean(pays))] if pays else []
         return " ".join([*words, *(f"choose {name}" for name in plan[:1])])
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true facts about arms in `thought`, number of facts stated).
 
         A fact is an arm's pay, its probability ("chance"), its expected pay, how often it was
         pulled, or the mean pay of those pulls.
         """
-        claims = reading.stated(thought)
-        truth = reading.supported_facts(observation)
+        claims = reading.parse_claims(thought)
+        truth = reading.list_supported_facts(observation)
         return sum(claim in truth for claim in claims), len(claims)
 
 
 def _payments(state: State) -> list[list[Decimal]]:
     """Return the payments of each arm, in the order of the pulls."""
     return [
-        [Decimal(paid) / 100 for pulled, paid in state.pulled if pulled == number]
+        [Decimal(paid) / 100 for index, paid in state.history if index == number]
         for number in range(len(state.arms))
     ]
 

@@ -17,7 +17,7 @@ class Arm:
     chance: int
 
     @property
-    def expected(self) -> int:
+    def expected_pay(self) -> int:
         """Expected pay of a pull, in ten-thousandths."""
         return self.pay * self.chance
 
@@ -30,13 +30,13 @@ class State:
     """
 
     arms: tuple[Arm, ...]
-    pulled: tuple[tuple[int | None, int], ...] = ()
+    history: tuple[tuple[int | None, int], ...] = ()
 
     def is_best(self, number: int | None) -> bool:
         """Whether no arm has a higher expected pay than this arm."""
         if number is None:
             return False
-        return self.arms[number].expected == max(arm.expected for arm in self.arms)
+        return self.arms[number].expected_pay == max(arm.expected_pay for arm in self.arms)
 
 
 def draw_problem(
@@ -50,15 +50,15 @@ def draw_problem(
     chance: bounds of a risky arm's probability of paying 1, drawn uniformly
     """
     risky = arms // 2
-    left = {kind: list(NAMES[kind]) for kind in CONNOTATIONS[names]}
-    drawn = []
+    unused_names = {kind: list(NAMES[kind]) for kind in CONNOTATIONS[names]}
+    drawn_arms = []
     for number in range(arms):
-        pool = left[CONNOTATIONS[names][number < risky]]
+        pool = unused_names[CONNOTATIONS[names][number < risky]]
         name = pool.pop(draws.below(len(pool)))
         low, high = chance if number < risky else sure
         amount = low + draws.below(high - low + 1)
-        drawn.append(Arm(name, 100, amount) if number < risky else Arm(name, amount, 100))
-    state = State(tuple(draws.shuffled(drawn)))
+        drawn_arms.append(Arm(name, 100, amount) if number < risky else Arm(name, amount, 100))
+    state = State(tuple(draws.shuffled(drawn_arms)))
     return None if all(map(state.is_best, range(arms))) else state
 
 

@@ -50,7 +50,7 @@ def _choice(name: str) -> re.Pattern[str]:
     return re.compile(rf"{_BEFORE}{words}{_MARKS}(?:arm{_MARKS})?", re.IGNORECASE | re.ASCII)
 
 
-def stated(text: str) -> list[Claim]:
+def parse_claims(text: str) -> list[Claim]:
     """Return the facts about arms that a text states, in order: "Red Table pays 0.10 chance 1.00".
 
     A claim is a name, then one or more of pays, chance, expected, pulled and mean, each with a
@@ -59,25 +59,25 @@ def stated(text: str) -> list[Claim]:
     claims = []
     for match in _CLAIM.finditer(text):
         name = " ".join(match[1].lower().split())
-        for about, number in _FACTS.findall(match[2]):
-            claims.append((name, about.lower(), _value(number)))
+        for quantity, number in _FACTS.findall(match[2]):
+            claims.append((name, quantity.lower(), _value(number)))
     return claims
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same arms
-def supported_facts(observation: str) -> frozenset[Claim]:
-    """Return all facts that an observation supports, in the form of `stated`."""
-    claims = stated(observation)
-    told = {(name, about): number for name, about, number in claims}
-    for name, about in list(told):
-        if about == "pays":
-            claims.append((name, "expected", told[name, about] * told[name, "chance"]))
-    paid: dict[str, list[Decimal]] = {name.lower(): [] for name in _NAMES.findall(observation)}
+def list_supported_facts(observation: str) -> frozenset[Claim]:
+    """Return all facts that an observation supports, in the form of `parse_claims`."""
+    claims = parse_claims(observation)
+    numbers = {(name, quantity): number for name, quantity, number in claims}
+    for name, quantity in list(numbers):
+        if quantity == "pays":
+            claims.append((name, "expected", numbers[name, quantity] * numbers[name, "chance"]))
+    payments: dict[str, list[Decimal]] = {name.lower(): [] for name in _NAMES.findall(observation)}
     for line in _PULLED.findall(observation):
         for name, number in _PULL.findall(line):
             if name:
-                paid[name.lower()].append(_value(number))
-    for name, pays in paid.items():
+                payments[name.lower()].append(_value(number))
+    for name, pays in payments.items():
         claims.append((name, "pulled", Decimal(len(pays))))
         if pays:
             claims.append((name, "mean", mean(pays)))

@@ -23,7 +23,7 @@ _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Evaluation:
     """A parsed expression.
 
     numbers: its numbers, in the order in which the operations use them
@@ -34,7 +34,7 @@ class Reading:
     value: Fraction | None
 
 
-def evaluate(text: str) -> Reading | None:
+def evaluate(text: str) -> Evaluation | None:
     """Parse an expression of whole numbers, + - * /, signs and brackets; None for other text.
 
     Never raises, and takes well under a millisecond whatever the text holds.
@@ -44,10 +44,10 @@ def evaluate(text: str) -> Reading | None:
         return None
     constants = [node.value for node in _nodes(tree) if isinstance(node, ast.Constant)]
     numbers = tuple(value for value in constants if isinstance(value, int))  # all of them are int
-    return Reading(numbers, _value(tree))
+    return Evaluation(numbers, _value(tree))
 
 
-def steps(text: str) -> list[str]:
+def list_operations(text: str) -> list[str]:
     """Return the operations of an expression, as "44-19=25", innermost and leftmost first.
 
     Raises ValueError for a text without a value in `evaluate`.
@@ -90,9 +90,9 @@ def _within_limits(tree: ast.expr) -> bool:
 
     Uses a list instead of recursion, so that the depth is checked before anything recurses.
     """
-    waiting, count = [(tree, 1)], 0
-    while waiting:
-        node, depth = waiting.pop()
+    stack, count = [(tree, 1)], 0
+    while stack:
+        node, depth = stack.pop()
         count += 1
         if count > MAX_NODES or depth > MAX_DEPTH:
             return False
@@ -100,11 +100,11 @@ def _within_limits(tree: ast.expr) -> bool:
             case ast.Constant(value=int(number)) if number <= MAX_SIZE:
                 pass
             case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
-                waiting.append((operand, depth + 1))
+                stack.append((operand, depth + 1))
             case ast.BinOp(
                 op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right
             ):
-                waiting += [(left, depth + 1), (right, depth + 1)]
+                stack += [(left, depth + 1), (right, depth + 1)]
             case _:
                 return False
     return True

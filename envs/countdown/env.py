@@ -76,8 +76,8 @@ class Countdown:
         self.count = bounds("count", count, most=problems.MAX_COUNT)
         self.largest = whole("largest", largest, least=1, most=problems.MAX_NUMBER)
         self.targets = bounds("targets", targets, most=MAX_TARGET)
-        known = isinstance(operators, str) and set(operators) <= set(solver.OPERATORS)
-        if not known or not operators:
+        is_valid = isinstance(operators, str) and set(operators) <= set(solver.OPERATORS)
+        if not is_valid or not operators:
             raise ValueError(f"operators must be some of {solver.OPERATORS}, got {operators!r}")
         self.operators = operators
         self.allow_subset = flag("allow_subset", allow_subset)
@@ -86,9 +86,9 @@ class Countdown:
             self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
         self.split = one_of("split", split, (*SPLITS, None))
         self.path = file_name("path", path)
-        self._given = None
+        self._file_problems = None
         if path is not None:
-            self._given = problems.load_problems(path, max_rows=self.max_rows)
+            self._file_problems = problems.load_problems(path, max_rows=self.max_rows)
         how_often = "at most once" if allow_subset else "exactly once"
         self.instructions: str = _RULES.format(how_often=how_often)
 
@@ -111,7 +111,7 @@ class Countdown:
 
     def _draw(self, draws: Draws) -> Problem | None:
         """Make one attempt at a problem of any split."""
-        if self._given is None:
+        if self._file_problems is None:
             return problems.draw_problem(
                 draws,
                 count=self.count,
@@ -119,7 +119,7 @@ class Countdown:
                 targets=self.targets,
                 operators=self.operators,
             )
-        problem = self._given[draws.below(len(self._given))]
+        problem = self._file_problems[draws.below(len(self._file_problems))]
         return problem if self._may_draw(problem) else None
 
     def _may_draw(self, problem: Problem) -> bool:
@@ -127,9 +127,9 @@ class Countdown:
         # Ruling out every solution with fractions would take most of the time.
         return self._solution(problem, fractions=False) is not None
 
-    def given(self) -> Iterator[tuple[int, str, Problem]]:
+    def list_problems(self) -> Iterator[tuple[int, str, Problem]]:
         """Yield (row, split, problem) of each problem of the file that may be drawn, in order."""
-        for row, problem in enumerate(self._given or ()):
+        for row, problem in enumerate(self._file_problems or ()):
             if self._may_draw(problem):
                 yield row, problems.split_of(problem), problem
 
@@ -143,14 +143,14 @@ class Countdown:
         info: "success", "readable" (it is an expression, whether or not it has a value) and
         "right_numbers" (it uses the given numbers, as often as required).
         """
-        reading = arithmetic.evaluate(action)
-        value = None if reading is None else reading.value
-        right = reading is not None and self._right_numbers(reading.numbers, state.numbers)
+        evaluation = arithmetic.evaluate(action)
+        value = None if evaluation is None else evaluation.value
+        right = evaluation is not None and self._right_numbers(evaluation.numbers, state.numbers)
         success = right and value == state.target
         reward = REWARD_UNREADABLE
         if right and value is not None:
             reward = REWARD_SOLVED if success else REWARD_WRONG_VALUE
-        info = {"success": success, "readable": reading is not None, "right_numbers": right}
+        info = {"success": success, "readable": evaluation is not None, "right_numbers": right}
         return Step(state, reward, True, info)
 
     def identity(self, state: Problem) -> str:
@@ -167,11 +167,13 @@ class Countdown:
 
         For example "numbers 44 19 35 target 60 plan 44-19=25 25+35=60".
         """
-        operations = [operation for answer in plan for operation in arithmetic.steps(answer)]
+        operations = [
+            operation for answer in plan for operation in arithmetic.list_operations(answer)
+        ]
         words = ["numbers", *map(str, state.numbers), "target", str(state.target)]
         return " ".join([*words, "plan", *operations])
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true statements of the problem's numbers in `thought`, number stated).
 
         Each list of numbers is compared with the given numbers, and each target with the target.

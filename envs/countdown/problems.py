@@ -37,9 +37,9 @@ def draw_problem(
     """
     n = count[0] + draws.below(count[1] - count[0] + 1)
     numbers = tuple(1 + draws.below(largest) for _ in range(n))
-    values = solver.reachable(numbers, operators=operators)
-    reached = sorted(value for value in values if targets[0] <= value <= targets[1])
-    return Problem(numbers, reached[draws.below(len(reached))]) if reached else None
+    values = solver.list_reachable(numbers, operators=operators)
+    candidates = sorted(value for value in values if targets[0] <= value <= targets[1])
+    return Problem(numbers, candidates[draws.below(len(candidates))]) if candidates else None
 
 
 def identity(problem: Problem) -> str:

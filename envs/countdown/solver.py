@@ -34,14 +34,14 @@ def solve(
         *([_Search(numbers, operators, fractions=True)] if fractions and "/" in operators else []),
     ):
         for part in parts:
-            expression = search.reach(part, target)
+            expression = search.find_expression(part, target)
             if expression is not None:
                 # Rewritten without the brackets that precedence makes unnecessary.
                 return ast.unparse(ast.parse(expression, mode="eval")).replace(" ", "")
     return None
 
 
-def reachable(numbers: Sequence[int], *, operators: str = OPERATORS) -> set[int]:
+def list_reachable(numbers: Sequence[int], *, operators: str = OPERATORS) -> set[int]:
     """Return all values of expressions that use every number once, with whole intermediates."""
     values = _Search(numbers, operators, fractions=False).values((1 << len(numbers)) - 1)
     return set(values)  # ty: ignore[invalid-explicit-return]  without fractions all of them are int
@@ -56,7 +56,7 @@ class _Search:
         self._fractions = fractions
         self.values = functools.cache(self._all_values)
 
-    def reach(self, part: int, target: int) -> str | None:
+    def find_expression(self, part: int, target: int) -> str | None:
         """Return an expression for `target` that uses all numbers in `part`; None if none.
 
         For each value on one side of the last operation, it looks up the value needed on the other
@@ -66,11 +66,11 @@ class _Search:
         if part.bit_count() == 1 or target == 0:
             return self.values(part).get(target)
         for left, right in _halves(part):
-            others = self.values(right)
+            right_values = self.values(right)
             for a, text in self.values(left).items():
-                for b, operator in self._needed(a, target):
-                    if b in others:
-                        return _join(text, operator, others[b])
+                for b, operator in self._list_operands(a, target):
+                    if b in right_values:
+                        return _join(text, operator, right_values[b])
         return None
 
     def _all_values(self, part: int) -> Values:
@@ -102,7 +102,7 @@ class _Search:
             return Fraction(a) / b
         return None if a % b else a // b
 
-    def _needed(self, a: Number, target: int) -> Iterator[tuple[Number, str]]:
+    def _list_operands(self, a: Number, target: int) -> Iterator[tuple[Number, str]]:
         """Yield all (b, operator) with a operator b = target, which is not 0."""
         candidates = {"+": target - a, "-": a - target, "/": Fraction(a) / target}
         if a != 0:

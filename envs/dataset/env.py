@@ -30,8 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.dataset.functions import Outcome, replied, to_reward, user_function
-from ragen_jax.envs.dataset.rows import Rows, about, file_source, hub_source, load_rows
+from ragen_jax.envs.dataset.functions import Outcome, convert_reward, convert_step, user_function
+from ragen_jax.envs.dataset.rows import Rows, file_source, hub_source, load_rows, prompt_identity
 from ragen_jax.envs.dataset.tools import Tools, is_call
 from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
 from ragen_jax.envs.problems import SPLITS, Draws
@@ -40,22 +40,23 @@ from ragen_jax.envs.types import Step
 TAG = 0xDA7A5E7  # tag of this environment's `Draws`
 MAX_ROWS = 10**7
 MAX_SUCCESS = 1e6  # larger rewards are refused (rollout/env_calls.py)
-EXPLAINED = "so "  # precedes the solution in the reasoning of the imitated expert
-WORDS_OF, WORDS = 2000, 1000  # rows whose words are counted; maximum number of words kept whole
+SOLUTION_PREFIX = "so "  # precedes the solution in the reasoning of the imitated expert
+WORD_ROWS = 2000  # rows whose words are counted
+MAX_WORDS = 1000  # words that the tokenizer keeps as one token
 
 _WORD = re.compile(r" ?[^\W\d_]+| ?\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class Dialogue:
     """A state: a row, the text of its prompt, and the conversation since.
 
-    said: (role, text) in order: "assistant", then "user" or "tool", and so on
+    messages: (role, text) in order: "assistant", then "user" or "tool", and so on
     """
 
     row: int
     prompt: str
-    said: tuple[tuple[str, str], ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 class Dataset:
@@ -74,7 +75,8 @@ class Dataset:
     success: reward from which a reply counts as a success, if the function does not say
     solution: the field with a correct reply, a text, which the tiny agent imitates; "": none.
         Without it, the problems of the imitation split are used for training
-    split_field: the field with each row's split (rows.NAMED); "": split by a hash of the prompt
+    split_field: the field with each row's split (rows.SPLIT_NAMES); "": split by a hash of the
+        prompt
     instructions: beginning of the system message
     max_rows: number of rows used, from the first (None: all)
     split: "imitation", "train" or "eval": three disjoint sets of prompts; None: all rows
@@ -122,8 +124,8 @@ class Dataset:
         self._names, self._success = (reward, step), success
         self._prompt, self._solution = prompt, solution
         self.instructions: str = instructions
-        used = (prompt, solution, split_field)
-        self.fields: tuple[str, ...] = tuple(dict.fromkeys(name for name in used if name))
+        field_names = (prompt, solution, split_field)
+        self.fields: tuple[str, ...] = tuple(dict.fromkeys(name for name in field_names if name))
 
         if path is not None:
             source = file_source(path)
@@ -134,8 +136,10 @@ class Dataset:
         if not solution:
             splits = np.where(splits == "imitation", "train", splits)
         self._splits = splits
-        self._drawn = np.flatnonzero(splits != "" if self.split is None else splits == self.split)
-        if not len(self._drawn):
+        self._split_rows = np.flatnonzero(
+            splits != "" if self.split is None else splits == self.split
+        )
+        if not len(self._split_rows):
             counts = ", ".join(f"{np.sum(splits == name)} of {name}" for name in SPLITS)
             raise ValueError(
                 f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
@@ -147,53 +151,53 @@ class Dataset:
             self.words = _words(self._rows, len(splits))
             self.solve, self.explain = self._solve, self._explain
 
-    def reset(self, seed: int) -> Talk:
+    def reset(self, seed: int) -> Dialogue:
         """Return the state of row number `seed`, an int in [0, 2**63), of this split."""
         draws = Draws(problem_seed(seed), 0, TAG)
-        return self._begin(int(self._drawn[draws.below(len(self._drawn))]))
+        return self._begin(int(self._split_rows[draws.below(len(self._split_rows))]))
 
-    def _begin(self, row: int) -> Talk:
-        return Talk(row, self._rows.prompt(row))
+    def _begin(self, row: int) -> Dialogue:
+        return Dialogue(row, self._rows.prompt(row))
 
-    def given(self) -> Iterator[tuple[int, str, Talk]]:
+    def list_problems(self) -> Iterator[tuple[int, str, Dialogue]]:
         """Yield (row, split, state) of each row that is not left out, in order."""
         for row, split in enumerate(self._splits):
             if split:
                 yield row, str(split), self._begin(row)
 
-    def render(self, state: Talk) -> str:
+    def render(self, state: Dialogue) -> str:
         """Return the last message to the agent: at first, the prompt."""
-        told = (said for role, said in reversed(state.said) if role != "assistant")
-        return next(told, state.prompt)
+        received = (message for role, message in reversed(state.messages) if role != "assistant")
+        return next(received, state.prompt)
 
-    def identity(self, state: Talk) -> str:
+    def identity(self, state: Dialogue) -> str:
         """Return the prompt, ignoring case and spaces."""
-        return about(state.prompt)
+        return prompt_identity(state.prompt)
 
-    def step(self, state: Talk, action: str, rng: np.random.Generator | None = None) -> Step:
+    def step(self, state: Dialogue, action: str, rng: np.random.Generator | None = None) -> Step:
         """Run a call, or ask the functions for the result of an answer. `rng` is unused.
 
         info: "success" and the other entries of the function's dict. Raises TypeError for an
         invalid return value, and any exception of the functions.
         """
-        after = replace(state, said=(*state.said, ("assistant", action)))
+        after = replace(state, messages=(*state.messages, ("assistant", action)))
         if self._tools is not None and is_call(action):
-            after = replace(after, said=(*after.said, ("tool", self._tools.call(action))))
+            after = replace(after, messages=(*after.messages, ("tool", self._tools.call(action))))
             return Step(after, 0.0, False, {"success": False})
         row = self._rows.row(state.row)
         outcome = self._ask_step(after, row) or self._ask_reward(action, row)
         if outcome.message is not None:
-            after = replace(after, said=(*after.said, ("user", outcome.message)))
+            after = replace(after, messages=(*after.messages, ("user", outcome.message)))
         info = outcome.info | {"success": outcome.success}
         return Step(after, outcome.reward, outcome.message is None, info)
 
-    def _ask_step(self, state: Talk, row: dict[str, Any]) -> Outcome | None:
+    def _ask_step(self, state: Dialogue, row: dict[str, Any]) -> Outcome | None:
         if self._step is None:
             return None
-        asked = row[self._prompt]
-        first = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
-        messages = first + [{"role": role, "content": said} for role, said in state.said]
-        return replied(self._step(messages, row), self._names[1], self._success)
+        prompt = row[self._prompt]
+        first = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        messages = first + [{"role": role, "content": content} for role, content in state.messages]
+        return convert_step(self._step(messages, row), self._names[1], self._success)
 
     def _ask_reward(self, reply: str, row: dict[str, Any]) -> Outcome:
         reward, step = self._names
@@ -201,21 +205,21 @@ class Dataset:
             raise TypeError(
                 f"{step} returned None, but the rows have no reward function for a reply"
             )
-        return to_reward(self._reward(row[self._prompt], reply, row), reward, self._success)
+        return convert_reward(self._reward(row[self._prompt], reply, row), reward, self._success)
 
-    def _solve(self, state: Talk) -> tuple[str, ...]:
+    def _solve(self, state: Dialogue) -> tuple[str, ...]:
         """Return the row's solution, whatever was said before."""
         return (self._rows.solution(state.row),)
 
-    def _explain(self, state: Talk, plan: Sequence[str]) -> str:
+    def _explain(self, state: Dialogue, plan: Sequence[str]) -> str:
         """Return the expert's reasoning, which only announces the solution."""
-        return EXPLAINED + " ".join(plan)
+        return SOLUTION_PREFIX + " ".join(plan)
 
 
 def _words(rows: Rows, count: int) -> tuple[str, ...]:
     """Return the most frequent words and numbers in the prompts and solutions of the first rows."""
     found = Counter()
-    for index in range(min(count, WORDS_OF)):
+    for index in range(min(count, WORD_ROWS)):
         found.update(_WORD.findall(f"{rows.prompt(index)}\n{rows.solution(index)}"))
-    often = sorted(found, key=lambda word: (-found[word], word))[:WORDS]
-    return tuple(dict.fromkeys((EXPLAINED, *often)))
+    frequent = sorted(found, key=lambda word: (-found[word], word))[:MAX_WORDS]
+    return tuple(dict.fromkeys((SOLUTION_PREFIX, *frequent)))

@@ -40,7 +40,7 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
     return function
 
 
-def to_reward(value: Any, name: str, threshold: float) -> Outcome:
+def convert_reward(value: Any, name: str, threshold: float) -> Outcome:
     """Convert the return value of a reward function.
 
     The value is a real scalar of any library (`scalars.real_number`), a success if it is at least
@@ -59,7 +59,7 @@ def to_reward(value: Any, name: str, threshold: float) -> Outcome:
     return Outcome(None, reward, _success(facts, reward, name, threshold), facts)
 
 
-def replied(value: Any, name: str, threshold: float) -> Outcome | None:
+def convert_step(value: Any, name: str, threshold: float) -> Outcome | None:
     """Convert the return value of a step function; None leaves the end to the reward function.
 
     A text is the user's next message. A dict has `message` (if None or missing, the task is over),
@@ -74,8 +74,8 @@ def replied(value: Any, name: str, threshold: float) -> Outcome | None:
         return Outcome(value, 0.0, False, {})
     facts = dict(value) if isinstance(value, Mapping) else {}
     message, reward = facts.pop("message", None), real_number(facts.pop("reward", 0.0))
-    right = isinstance(value, Mapping) and isinstance(message, (str, type(None)))
-    if not right or reward is None:
+    is_valid = isinstance(value, Mapping) and isinstance(message, (str, type(None)))
+    if not is_valid or reward is None:
         raise TypeError(
             f"{name} must return the next message, None, or a dict with `message`, `reward` and "
             f"`success`; got {_preview(value)}"

@@ -27,10 +27,11 @@ MAX_TEXT = 100_000  # characters of a prompt: the limit on observations (rollout
 ROLES = ("system", "user")  # accepted roles of a prompt's messages
 
 # Value of a row's split field -> split.
-NAMED = dict(zip(SPLITS, SPLITS, strict=True)) | dict.fromkeys(
+SPLIT_NAMES = dict(zip(SPLITS, SPLITS, strict=True)) | dict.fromkeys(
     ("test", "validation", "valid", "dev"), "eval"
 )
-LETTERS = {split: split[0] for split in SPLITS}  # one per row in the cached text of all splits
+# One letter per row in the cached text of all splits.
+SPLIT_LETTERS = {split: split[0] for split in SPLITS}
 LEFT_OUT = "-"
 
 
@@ -84,13 +85,13 @@ def file_source(path: str | Path) -> Source:
     try:
         content = content_hash(path)
         with path.open("rb") as file:
-            begins = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()
+            head = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     read = json_rows
-    if begins.startswith(b"PAR1") or path.suffix == ".parquet":
+    if head.startswith(b"PAR1") or path.suffix == ".parquet":
         read = _parquet
-    elif begins.startswith(b"["):
+    elif head.startswith(b"["):
         read = json_value
     return Source(str(path), {"content": content}, functools.partial(read, path))
 
@@ -140,7 +141,7 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
     Args:
       prompt: the field with a text, or with messages as `prompt_text` takes them.
       solution: the field with a correct reply, a text; "": no solutions are read.
-      split_field: a field whose text is a key of NAMED; "": none.
+      split_field: a field whose text is a key of SPLIT_NAMES; "": none.
 
     Raises:
       ValueError: nothing can be read, or a row is not an object or lacks a field; the message
@@ -166,7 +167,7 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
         directory=directory,
     )
     left_out = []  # number of rows left out, if splits are computed now
-    (dealt,) = open_or_generate(
+    (stored_splits,) = open_or_generate(
         "dataset_splits",
         {**settings, "split_field": split_field},
         features={"letters": np.str_},
@@ -178,11 +179,11 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
             f"{source.name}: {left_out[0]} row(s) left out, because their prompts are in "
             "another split"
         )
-    split_of = {letter: split for split, letter in LETTERS.items()} | {LEFT_OUT: ""}
-    return Rows(examples, np.array([split_of[letter] for letter in dealt["letters"]]))
+    split_of = {letter: split for split, letter in SPLIT_LETTERS.items()} | {LEFT_OUT: ""}
+    return Rows(examples, np.array([split_of[letter] for letter in stored_splits["letters"]]))
 
 
-def about(shown: str) -> str:
+def prompt_identity(shown: str) -> str:
     """Return the identity of a prompt: case and spaces do not count."""
     return " ".join(shown.lower().split())
 
@@ -276,20 +277,24 @@ def _as_text(value: Any) -> str:
 def _letters(name: str, examples: "StoredExamples", field: str, left_out: list[int]) -> str:
     """Return a letter per row for its split; append the number of rows left out to `left_out`."""
     if not field:
-        return "".join(LETTERS[split_by_hash("dataset", about(x["shown"]))] for x in examples)
+        return "".join(
+            SPLIT_LETTERS[split_by_hash("dataset", prompt_identity(x["shown"]))] for x in examples
+        )
     order = ("imitation", "train", "eval")  # the last of these that has a prompt keeps it
-    said, best = [], {}
+    ranked_rows, best = [], {}
     for index, example in enumerate(examples):
         value = json.loads(example["row"]).get(field)
-        if not isinstance(value, str) or value not in NAMED:
+        if not isinstance(value, str) or value not in SPLIT_NAMES:
             raise ValueError(
                 f"field {field} (option split_field) of row {index} of {name} must be one of "
-                f"{', '.join(NAMED)}, got {ascii(value)[:60]}"
+                f"{', '.join(SPLIT_NAMES)}, got {ascii(value)[:60]}"
             )
-        key, rank = about(example["shown"]), order.index(NAMED[value])
+        key, rank = prompt_identity(example["shown"]), order.index(SPLIT_NAMES[value])
         best[key] = max(rank, best.get(key, 0))
-        said.append((key, rank))
-    letters = [LETTERS[order[rank]] if rank == best[key] else LEFT_OUT for key, rank in said]
+        ranked_rows.append((key, rank))
+    letters = [
+        SPLIT_LETTERS[order[rank]] if rank == best[key] else LEFT_OUT for key, rank in ranked_rows
+    ]
     left_out.append(Counter(letters)[LEFT_OUT])
     return "".join(letters)
 

@@ -40,14 +40,14 @@ class Tools:
         The text is the result, or "error: ..." if the call cannot be parsed, names no tool or
         wrong arguments, or its function raises.
         """
-        said = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
+        content = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
         try:
-            asked = json.loads(said)
+            call = json.loads(content)
         except (ValueError, RecursionError) as error:
             return f"error: a call must be JSON: {error}"
-        if not isinstance(asked, dict) or "name" not in asked:
+        if not isinstance(call, dict) or "name" not in call:
             return 'error: a call must be {"name": ..., "arguments": {...}}'
-        name, arguments = asked["name"], asked["arguments"] if "arguments" in asked else {}
+        name, arguments = call["name"], call["arguments"] if "arguments" in call else {}
         if not isinstance(name, str) or name not in self._functions:
             return f"error: no tool {name!r:.80}; there are: {', '.join(self._functions)}"
         if not isinstance(arguments, dict):

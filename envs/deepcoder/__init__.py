@@ -1,6 +1,6 @@
 """DeepCoder. Modules: `grade` (tests a program), `sandbox` (choice of sandbox), `process` (limits),
-`filter` and `inside` (confinement), `tasks` (generator), `given` (files), `problems` (from both,
-and splits), `expressions` (the tiny agent's language), `env` (the rules)."""
+`filter` and `inside` (confinement), `tasks` (generator), `file_problems` (files), `problems`
+(from both, and splits), `expressions` (the tiny agent's language), `env` (the rules)."""
 
 from ragen_jax.envs.deepcoder.env import DeepCoder
 from ragen_jax.envs.deepcoder.grade import Grade, grade

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.envs.deepcoder import expressions, given, problems, tasks
+from ragen_jax.envs.deepcoder import expressions, file_problems, problems, tasks
 from ragen_jax.envs.deepcoder.grade import grade
 from ragen_jax.envs.deepcoder.problems import LANGUAGES, Problem, Test
 from ragen_jax.envs.deepcoder.sandbox import SANDBOXES, find_sandbox
@@ -53,15 +53,15 @@ class DeepCoder:
     time_limit_s: seconds per test
     memory_mb: MiB of address space per test
     sandbox: required sandbox, one of sandbox.SANDBOXES; None: the best that works
-    path: parquet file, or folder of such files, to draw problems from (`given.load_problems`)
-        instead of generating them; steps and tests are then unused
+    path: parquet file, or folder of such files, to draw problems from instead of generating them
+        (`file_problems.load_problems`); steps and tests are then unused
     max_tests: maximum number of tests of a given problem, those with the longest inputs; None: all
     split: "imitation", "train" or "eval": three disjoint sets of problems, whatever their wording;
         None draws from all. In a folder, test* files are for evaluation, all others for training
     """
 
     actions: tuple[str, ...] = ()
-    fields: tuple[str, ...] = (*given.FIELDS, *given.OPTIONAL)
+    fields: tuple[str, ...] = (*file_problems.FIELDS, *file_problems.OPTIONAL_FIELDS)
     words: tuple[str, ...] = (
         *("Start with", "Add", "Increase it by", "Subtract", "Take away", "Multiply by", ". "),
         *("Take the larger of it and", "Make it at least", "Take the smaller of it and"),
@@ -106,7 +106,7 @@ class DeepCoder:
             raise ValueError(
                 f"{path}, a folder, has no problems to be imitated: path must be a file"
             )
-        self._given = None if path is None else given.load_problems(path)
+        self._file_problems = None if path is None else file_problems.load_problems(path)
         self.instructions: str = _RULES[self.language].format(
             seconds=self.time_limit_s, memory=self.memory_mb
         )
@@ -129,15 +129,15 @@ class DeepCoder:
 
     def _draw(self, draws: Draws) -> Problem | None:
         """Make one attempt at a problem of any split."""
-        if self._given is not None:
-            return self._given[draws.below(len(self._given))]
+        if self._file_problems is not None:
+            return self._file_problems[draws.below(len(self._file_problems))]
         return problems.draw_problem(
             draws, language=self.language, steps=self.steps, tests=self.tests
         )
 
-    def given(self) -> Iterator[tuple[int, str, Problem]]:
+    def list_problems(self) -> Iterator[tuple[int, str, Problem]]:
         """Yield (row, split, problem) of each problem of the file that may be drawn, in order."""
-        for row, problem in enumerate(self._given or ()):
+        for row, problem in enumerate(self._file_problems or ()):
             yield row, problems.split_of(problem), problem
 
     def render(self, state: Problem) -> str:
@@ -150,10 +150,10 @@ class DeepCoder:
         info: "success", "readable" (there is a program, or an expression), "passed", "total".
         Raises process.SandboxFault if the machine failed: the episode is then left out.
         """
-        tests = state.tests if self._given is None else self._given.tests(state.row)
-        tests = problems.widest(tests, self.max_tests)
+        tests = state.tests if self._file_problems is None else self._file_problems.tests(state.row)
+        tests = problems.select_longest(tests, self.max_tests)
         if self.language == "python":
-            passed = self._run(program_of(action), tests)
+            passed = self._run(extract_program(action), tests)
         else:
             passed = _evaluate(action, tests)
         success = passed == len(tests)
@@ -171,7 +171,7 @@ class DeepCoder:
             return None
         return grade(
             program,
-            [test.as_graded() for test in tests],
+            [test.to_graded() for test in tests],
             time_limit_s=self.time_limit_s,
             memory_mb=self.memory_mb,
             sandbox=self.sandbox,
@@ -179,7 +179,7 @@ class DeepCoder:
 
     def identity(self, state: Problem) -> str:
         """Return the results on probes as a hash; for a given problem, its normalized text."""
-        return state.about
+        return state.identity
 
     def solve(self, state: Problem) -> tuple[str, ...] | None:
         """Return an answer that passes all tests, for imitation; None for a given problem."""
@@ -193,10 +193,10 @@ class DeepCoder:
         "a then a+b then max(a+b,7)"; otherwise the steps again."""
         if self.language == "python" or not plan:
             return " ".join(state.steps)
-        return " then ".join(tasks.partial(plan[0]))
+        return " then ".join(tasks.list_partial_expressions(plan[0]))
 
 
-def program_of(reply: str) -> str | None:
+def extract_program(reply: str) -> str | None:
     """Return the last ```python block of a reply, whose fences begin their lines; None if there is
     no such block."""
     found, block = None, None

@@ -72,7 +72,7 @@ class Filter:
     pid_at: int
 
 
-def filter_of_calls(*, reading: bool) -> Filter | None:
+def make_call_filter(*, reading: bool) -> Filter | None:
     """Return the filter of this machine; None if the numbers of its system calls are unknown.
 
     reading: whether files may be opened for reading
@@ -96,22 +96,22 @@ def _conditions(reading: bool) -> dict[str, list[tuple[int, int, int, int]]]:
     """Return {call: instructions that allow or refuse it by its arguments}."""
     yes, no = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO | EPERM)
 
-    def opened(argument: int) -> list[tuple[int, int, int, int]]:
+    def open_lines(argument: int) -> list[tuple[int, int, int, int]]:
         return [_low(argument), (ANY_BIT, 0, 1, WRITING), no, yes] if reading else [no]
 
-    def one_of(argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    def one_of_lines(argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
         found = [line for value in values for line in ((EQUAL, 0, 1, value), yes)]
         return [_low(argument), *found, no]
 
     # Refuse statuses that mean a signal: such a status then always results from a signal.
-    ended = [_low(0), (ANY_BIT, 0, 1, BY_SIGNAL), no, yes]
+    exit_lines = [_low(0), (ANY_BIT, 0, 1, BY_SIGNAL), no, yes]
     return {
-        "open": opened(1),
-        "openat": opened(2),
-        "ioctl": one_of(1, DEVICE_COMMANDS),
-        "fcntl": one_of(1, FILE_COMMANDS),
-        "exit": ended,
-        "exit_group": ended,
+        "open": open_lines(1),
+        "openat": open_lines(2),
+        "ioctl": one_of_lines(1, DEVICE_COMMANDS),
+        "fcntl": one_of_lines(1, FILE_COMMANDS),
+        "exit": exit_lines,
+        "exit_group": exit_lines,
         "clone": [_low(0), (ANY_BIT, 0, 1, THREAD), yes, no],
         # Without clone3, whose flags the filter cannot see, the C library falls back to clone.
         "clone3": [(RETURN, 0, 0, ERRNO | ENOSYS)],

@@ -20,9 +20,10 @@ from ragen_jax.envs.files import is_text
 
 TESTTYPES = ("stdin_stdout", "functional")
 
-OUTPUT = 1 << 20  # bytes that a program may print, in addition to twice the expected output
-CLOSE = 1e-9  # relative difference of numbers that count as equal: from the order of a sum
-CLOSE_TO_ZERO = 1e-12  # absolute difference that counts as equal: the rounding of a sum near 0
+OUTPUT_BYTES = 1 << 20  # bytes that a program may print, in addition to twice the expected output
+# Differences of numbers that count as equal: from the order of a sum, and near 0 from its rounding.
+RELATIVE_TOLERANCE = 1e-9
+ABSOLUTE_TOLERANCE = 1e-12
 MAX_INT = 4300  # digits of an integer that Python parses by default (sys.int_info)
 SPACE = " \t\r"  # stripped from lines; only "\n" ends a line, as in a program's input
 MAX_CODE = 1 << 18  # characters of a program: no agent's answer is longer
@@ -60,7 +61,7 @@ def grade(
         literal per line; its return value is right if it equals the output or has the same text
         (the released rule). If the output is a list object of one element, that element counts as
         right as well (TACO's format). Printed text is compared line by line as in LiveCodeBench's
-        harness: stripped, or number by number (`same_text`).
+        harness: stripped, or number by number (`is_same_text`).
     time_limit_s: seconds per test
     memory_mb: MiB of address space per test
     sandbox: one of sandbox.SANDBOXES, or None: the best available
@@ -77,7 +78,7 @@ def grade(
     name = sandboxes.find_sandbox(sandbox)
     outcomes = []
     for test in tests:
-        limits = Limits(time_limit_s, memory_mb << 20, OUTPUT + 2 * _size(test["output"]))
+        limits = Limits(time_limit_s, memory_mb << 20, OUTPUT_BYTES + 2 * _size(test["output"]))
         outcomes.append(_outcome(name, code, test, limits))
     return Grade(outcomes.count("passed"), len(outcomes), tuple(outcomes))
 
@@ -126,29 +127,29 @@ def _size(value: Any) -> int:
 
 def _outcome(name: str, code: str, test: Mapping[str, Any], limits: Limits) -> str:
     functional = test["testtype"] == "functional"
-    ran = sandboxes.run(
+    result = sandboxes.run(
         name,
         code=code,
         stdin=b"" if functional else test["input"].encode(),
         limits=limits,
         function=_function(test) if functional else None,
-        arguments=arguments(test["input"]) if functional else None,
+        arguments=parse_arguments(test["input"]) if functional else None,
     )
-    if ran.end != "exit":
-        return ran.end
-    judge = same_value if functional else same_text
-    return "passed" if judge(test["output"], ran.output) else "wrong"
+    if result.end != "exit":
+        return result.end
+    judge = is_same_value if functional else is_same_text
+    return "passed" if judge(test["output"], result.output) else "wrong"
 
 
-def arguments(given: Any) -> list[Any]:
+def parse_arguments(value: Any) -> list[Any]:
     """Return a function's arguments, from a list of them or text with one literal per line."""
-    if isinstance(given, str):
-        lines = (line.strip(SPACE) for line in given.split("\n"))
-        return [literal(line) for line in lines if line]
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    if isinstance(value, str):
+        lines = (line.strip(SPACE) for line in value.split("\n"))
+        return [parse_literal(line) for line in lines if line]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """Parse a text as JSON or as a Python literal; return the text if it is neither."""
     for read in (_read_json, ast.literal_eval):
         try:
@@ -171,82 +172,85 @@ def _integer(digits: str) -> int | Decimal:
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
-def same_text(right: str, said: bytes) -> bool:
+def is_same_text(right: str, answer: bytes) -> bool:
     """Return whether a program printed the right text.
 
     The number of lines must agree, without empty lines at either end. Two lines are the same if
     they agree when stripped, or if both consist of the same number of numbers that are equal in
-    pairs: 2 and 2.0. If the expected number is not an integer, a difference of CLOSE is allowed.
+    pairs: 2 and 2.0. If the expected number is not an integer, a difference of RELATIVE_TOLERANCE
+    is allowed.
     """
     try:
-        lines = _lines(said.decode()), _lines(right)
+        lines = _lines(answer.decode()), _lines(right)
     except UnicodeDecodeError:
         return False
-    return len(lines[0]) == len(lines[1]) and all(map(_same_line, lines[1], lines[0]))
+    return len(lines[0]) == len(lines[1]) and all(map(_is_same_line, lines[1], lines[0]))
 
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def _same_line(right: str, said: str) -> bool:
-    if right == said:
+def _is_same_line(right: str, answer: str) -> bool:
+    if right == answer:
         return True
-    pairs = [re.split(f"[{SPACE}]+", line) for line in (right, said)]
-    return len(pairs[0]) == len(pairs[1]) and all(map(_same_number, *pairs))
+    pairs = [re.split(f"[{SPACE}]+", line) for line in (right, answer)]
+    return len(pairs[0]) == len(pairs[1]) and all(map(_is_same_number, *pairs))
 
 
-def _same_number(right: str, said: str) -> bool:
-    if not _NUMBER.fullmatch(right) or not _NUMBER.fullmatch(said):
+def _is_same_number(right: str, answer: str) -> bool:
+    if not _NUMBER.fullmatch(right) or not _NUMBER.fullmatch(answer):
         return False
     try:
-        wanted, found = Decimal(right), Decimal(said)
+        wanted, found = Decimal(right), Decimal(answer)
     except InvalidOperation:  # an exponent beyond what Decimal holds
         return False
     exact = right.lstrip("+-").isdigit()
-    return wanted == found or (not exact and _close(float(wanted), found))
+    return wanted == found or (not exact and _is_close(float(wanted), found))
 
 
-def _close(right: float, said: int | float | Decimal) -> bool:
+def _is_close(right: float, answer: int | float | Decimal) -> bool:
     """Return whether two finite numbers differ by rounding."""
     try:
-        said = float(said)
+        answer = float(answer)
     except OverflowError:
         return False
-    return math.isfinite(right) and math.isclose(right, said, rel_tol=CLOSE, abs_tol=CLOSE_TO_ZERO)
+    return math.isfinite(right) and math.isclose(
+        right, answer, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE
+    )
 
 
-def same_value(right: Any, said: bytes) -> bool:
+def is_same_value(right: Any, answer: bytes) -> bool:
     """Return whether a function returned the right value.
 
     right: a text is parsed as one literal; a list object of one element may hold the value
-    said: JSON of `inside.plain` of the returned value
+    answer: JSON of `inside.to_plain` of the returned value
     """
     try:
-        value = json.loads(said, parse_int=_integer)
-        if _means(right, value):
+        value = json.loads(answer, parse_int=_integer)
+        if _matches(right, value):
             return True
-        return isinstance(right, (list, tuple)) and len(right) == 1 and _means(right[0], value)
+        return isinstance(right, (list, tuple)) and len(right) == 1 and _matches(right[0], value)
     except (RecursionError, ValueError):  # not JSON, nested too deep, or a number too long
         return False
 
 
-def _means(right: Any, value: Any) -> bool:
-    wanted = literal(right) if isinstance(right, str) else right
-    if _equal(wanted, value):
+def _matches(right: Any, value: Any) -> bool:
+    wanted = parse_literal(right) if isinstance(right, str) else right
+    if _is_equal(wanted, value):
         return True
     try:
         return str(right) == str(value)
-    except ValueError:  # a long integer, which only `_equal` can compare
+    except ValueError:  # a long integer, which only `_is_equal` can compare
         return False
 
 
-def _equal(right: Any, said: Any) -> bool:
-    if isinstance(right, (list, tuple)) and isinstance(said, list):
-        return len(right) == len(said) and all(map(_equal, right, said))
-    if isinstance(right, dict) and isinstance(said, dict):
+def _is_equal(right: Any, answer: Any) -> bool:
+    if isinstance(right, (list, tuple)) and isinstance(answer, list):
+        return len(right) == len(answer) and all(map(_is_equal, right, answer))
+    if isinstance(right, dict) and isinstance(answer, dict):
         right = {str(key): item for key, item in right.items()}  # as JSON writes keys
-        return right.keys() == said.keys() and all(_equal(right[k], said[k]) for k in right)
-    if isinstance(right, float) and isinstance(said, (int, float, Decimal)):
-        return right == said or (right != right and said != said) or _close(right, said)
-    return bool(right == said)
+        return right.keys() == answer.keys() and all(_is_equal(right[k], answer[k]) for k in right)
+    if isinstance(right, float) and isinstance(answer, (int, float, Decimal)):
+        return right == answer or (right != right and answer != answer) or _is_close(right, answer)
+    return bool(right == answer)

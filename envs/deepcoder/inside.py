@@ -52,7 +52,7 @@ PRELUDE = "\n".join(
 )
 
 
-class Unheld(Exception):
+class ConfinementError(Exception):
     """The kernel refused a confinement that the sandbox needs."""
 
 
@@ -63,7 +63,7 @@ def main() -> None:
         __import__(name)
     try:
         state = confine(job)
-    except (Unheld, OSError, ValueError) as error:
+    except (ConfinementError, OSError, ValueError) as error:
         line = f"fault {type(error).__name__}: {error}".replace("\n", " ")
         os.write(1, line.encode() + b"\n")
         os._exit(1)
@@ -94,31 +94,31 @@ def confine(job: dict) -> bytes:
     if sys.platform == "linux":
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # die with the trainer
         if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-            raise Unheld("no_new_privs is refused")
+            raise ConfinementError("no_new_privs is refused")
         if os.geteuid() == 0:
             # Version 3, this process; three sets of capabilities, two zero words each.
             header = struct.pack("Ii", 0x20080522, 0)
             if libc.capset(header, bytes(24)):
-                raise Unheld("root's capabilities cannot be dropped")
+                raise ConfinementError("root's capabilities cannot be dropped")
     if job["rules"] is not None:
-        landlock(libc, job["rules"])
-    limits(job["memory"], job["seconds"])
-    if job["filter"] is not None and not seccomp(libc, *job["filter"]):
+        apply_landlock(libc, job["rules"])
+    set_limits(job["memory"], job["seconds"])
+    if job["filter"] is not None and not apply_seccomp(libc, *job["filter"]):
         if job["reading"]:
-            raise Unheld("the kernel takes no filter of system calls (seccomp)")
+            raise ConfinementError("the kernel takes no filter of system calls (seccomp)")
     elif job["filter"] is not None:
         return b"held"
     if sys.platform == "linux" and os.geteuid() == 0:
-        raise Unheld("root needs a kernel that filters system calls (seccomp)")
+        raise ConfinementError("root needs a kernel that filters system calls (seccomp)")
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     return b"bare"
 
 
-def limits(memory: int, seconds: int) -> None:
+def set_limits(memory: int, seconds: int) -> None:
     """Set the limits of this process: bytes of memory, seconds of processor time."""
     hard_stack = resource.getrlimit(resource.RLIMIT_STACK)[1]
     stack = STACK if hard_stack == resource.RLIM_INFINITY else min(STACK, hard_stack)
-    wanted = {
+    values = {
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_FSIZE: (0, 0),
         resource.RLIMIT_CORE: (0, 0),
@@ -126,36 +126,36 @@ def limits(memory: int, seconds: int) -> None:
         resource.RLIMIT_STACK: (stack, hard_stack),
         resource.RLIMIT_AS: (memory, memory),
     }
-    for kind, pair in wanted.items():
+    for kind, pair in values.items():
         resource.setrlimit(kind, pair)
 
 
-def landlock(libc: ctypes.CDLL, rules: list[tuple[str, int]]) -> None:
+def apply_landlock(libc: ctypes.CDLL, rules: list[tuple[str, int]]) -> None:
     """Restrict this process to the (path, rights) of `rules`; forbid connections and signals.
 
     TCP is forbidden from Landlock version 4 on, abstract sockets and signals from version 6 on.
     """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
-        raise Unheld("the kernel has no Landlock")
+        raise ConfinementError("the kernel has no Landlock")
     rights = (1 << RIGHTS[min(version, 5)]) - 1
     words = [rights] + [3] * (version >= 4) + [3] * (version >= 6)  # TCP; sockets and signals
     attributes = struct.pack(f"{len(words)}Q", *words)
     ruleset = libc.syscall(CREATE_RULESET, attributes, len(attributes), 0)
     if ruleset < 0:
-        raise Unheld("Landlock makes no rules")
+        raise ConfinementError("Landlock makes no rules")
     for path, allowed in rules:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("=Qi", allowed if os.path.isdir(path) else allowed & ~READ_DIR, place)
         if libc.syscall(ADD_RULE, ruleset, 1, rule, 0):
-            raise Unheld(f"Landlock takes no rule for {path}")
+            raise ConfinementError(f"Landlock takes no rule for {path}")
         os.close(place)
     if libc.syscall(RESTRICT_SELF, ruleset, 0):
-        raise Unheld("Landlock does not hold")
+        raise ConfinementError("Landlock does not hold")
     os.close(ruleset)
 
 
-def seccomp(libc: ctypes.CDLL, instructions: bytes, pid_at: int) -> bool:
+def apply_seccomp(libc: ctypes.CDLL, instructions: bytes, pid_at: int) -> bool:
     """Install the filter of system calls; return whether the kernel accepted it."""
     own = struct.pack("I", os.getpid())
     code = instructions[:pid_at] + own + instructions[pid_at + len(own) :]
@@ -164,7 +164,7 @@ def seccomp(libc: ctypes.CDLL, instructions: bytes, pid_at: int) -> bool:
     return libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0
 
 
-def as_main() -> dict:
+def make_main() -> dict:
     """Return a fresh `__main__` namespace, without anything of this file."""
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
@@ -173,7 +173,7 @@ def as_main() -> dict:
 
 def run_program(code: str) -> None:
     """Run a program that reads its input and prints."""
-    space = as_main()
+    space = make_main()
     exec(PRELUDE, space)
     exec(compile(code, "program", "exec"), space)
 
@@ -185,28 +185,28 @@ def run_function(code: str, name: str, arguments: list) -> None:
     """
     import json
 
-    result, space = os.dup(1), as_main()
+    result, space = os.dup(1), make_main()
     os.dup2(2, 1)
-    write, leave = os.write, os._exit
+    write, exit_now = os.write, os._exit
     exec(PRELUDE, space)
     space["__name__"] = "solution"  # skip code under `if __name__ == "__main__"`
     exec(compile(code, "program", "exec"), space)
     owner = space["Solution"]() if hasattr(space.get("Solution"), name) else None
     function = space[name] if owner is None else getattr(owner, name)
-    data = json.dumps(plain(function(*arguments))).encode()
+    data = json.dumps(to_plain(function(*arguments))).encode()
     while data:
         data = data[write(result, data) :]
-    leave(0)
+    exit_now(0)
 
 
-def plain(value: object) -> object:
+def to_plain(value: object) -> object:
     """Convert a value for JSON: tuples to lists, keys to text. TypeError for other types."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     raise TypeError(f"a function may return no {type(value).__name__}")
 
 

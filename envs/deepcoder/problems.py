@@ -27,7 +27,7 @@ class Test:
     output: str
     function: str = ""
 
-    def as_graded(self) -> dict[str, Any]:
+    def to_graded(self) -> dict[str, Any]:
         """Return the test in the form that `grade` takes."""
         kind = "functional" if self.function else "stdin_stdout"
         metadata = {"func_name": self.function or None}
@@ -39,7 +39,7 @@ class Problem:
     """A state, which an answer does not change.
 
     text: the problem statement
-    about: its identity
+    identity: the same for equal problems, whatever their wording
     tests: of a generated problem; those of a file's problem are read on demand
     solution: a right answer of a generated problem
     steps: steps of a generated problem, in words
@@ -48,7 +48,7 @@ class Problem:
     """
 
     text: str
-    about: str
+    identity: str
     tests: tuple[Test, ...] = ()
     solution: str = ""
     steps: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Problem:
 
 def split_of(problem: Problem) -> str:
     """Return the split of a problem: its file's, or from a hash of its identity."""
-    return problem.split or split_by_hash("deepcoder", problem.about)
+    return problem.split or split_by_hash("deepcoder", problem.identity)
 
 
 def draw_problem(
@@ -73,22 +73,22 @@ def draw_problem(
     family = "numbers" if language == "expression" else tuple(FAMILIES)[draws.below(len(FAMILIES))]
     task = FAMILIES[family].task(draws, steps)
     inputs = [FAMILIES[family].draw(draws) for _ in range(tests + 1)]
-    answers = [tasks.answer(task, values) for values in inputs]
+    answers = [tasks.compute_answer(task, values) for values in inputs]
     if len(set(map(str, answers))) <= tests // 2 or "" in answers:
         return None
     function = FUNCTION if language == "python" and draws.below(2) else ""
-    told = [
+    test_cases = [
         Test("\n".join(map(repr, values)), repr(right), function)
         if function
-        else Test(tasks.typed(values), f"{right}\n")
+        else Test(tasks.format_input(values), f"{right}\n")
         for values, right in zip(inputs, answers, strict=True)
     ]
     if language == "expression":
         text, solution = " ".join(task.steps), task.expression
     else:
-        text, solution = _statement(task, told[0]), _program(task, function)
-    about = tasks.identity(task)
-    return Problem(text, about, tuple(told[1:]), solution, task.steps)
+        text, solution = _statement(task, test_cases[0]), _program(task, function)
+    identity = tasks.identity(task)
+    return Problem(text, identity, tuple(test_cases[1:]), solution, task.steps)
 
 
 def _statement(task: tasks.Task, example: Test) -> str:
@@ -96,12 +96,12 @@ def _statement(task: tasks.Task, example: Test) -> str:
     family = FAMILIES[task.family]
     if example.function:
         signature = f"{FUNCTION}({', '.join(family.names)})"
-        told = " of the list xs" if family.names == ("xs",) else ""
-        begin = f"Write a function {signature} that returns the answer{told}."
+        input_name = " of the list xs" if family.names == ("xs",) else ""
+        begin = f"Write a function {signature} that returns the answer{input_name}."
         shown = ", ".join(example.input.split("\n"))
         end = f"Example: {FUNCTION}({shown}) returns {example.output}"
     else:
-        begin = f"Read {family.given}, and print the answer."
+        begin = f"Read {family.input_text}, and print the answer."
         end = f"Example input:\n{example.input}Example output:\n{example.output}".rstrip()
     return "\n".join([begin, " ".join(task.steps), end])
 
@@ -113,7 +113,7 @@ def _program(task: tasks.Task, function: str) -> str:
     return f"{family.read}\nprint({task.expression})"
 
 
-def widest(tests: Sequence[Test], most: int | None) -> tuple[Test, ...]:
+def select_longest(tests: Sequence[Test], most: int | None) -> tuple[Test, ...]:
     """Return at most `most` tests, those with the longest inputs, in their order."""
     ranked = sorted(range(len(tests)), key=lambda i: (-len(tests[i].input), i))
     return tuple(tests[i] for i in sorted(ranked[:most]))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 START_LIMIT = 60.0  # seconds until the program begins; 0.03 on an idle machine
-STARVED = 4.0  # maximum extension, in time limits, for time given to other processes
-PIECE = 1 << 16  # bytes read or written at once
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # statuses; bubblewrap returns the second
-OUT_OF_TIME = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
+MAX_EXTENSION = 4.0  # maximum extension, in time limits, for time given to other processes
+CHUNK = 1 << 16  # bytes read or written at once
+KILL_STATUSES = (-signal.SIGKILL, 128 + signal.SIGKILL)  # statuses; bubblewrap returns the second
+TIME_STATUSES = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 
 
 class SandboxFault(RuntimeError):
@@ -39,7 +39,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """The result of a run.
 
     end: "exit" (with status 0), "error" (another status, or a signal), "time" or "output" (limit
@@ -51,7 +51,7 @@ class Ran:
     output: bytes
 
 
-def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
+def run(command: Sequence[str], data: bytes, limits: Limits) -> RunResult:
     """Run a command that reads `data`; none of its processes remains afterwards.
 
     Raises SandboxFault if it cannot be started, does not print "held" or "bare", or is killed from
@@ -70,7 +70,7 @@ def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
     except OSError as error:
         raise SandboxFault(f"no process starts: {error}") from error
     try:
-        return _Talk(process, data, limits).end()
+        return _Session(process, data, limits).end()
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -82,26 +82,26 @@ def run(command: Sequence[str], data: bytes, limits: Limits) -> Ran:
                 pipe.close()
 
 
-class _Talk:
+class _Session:
     """Communication with a process until it ends or exceeds a limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", data: bytes, limits: Limits) -> None:
         self._process, self._limits = process, limits
-        self._left, self._output = memoryview(data), bytearray()
+        self._unsent, self._output = memoryview(data), bytearray()
         self._start = time.monotonic()
-        self._begun: float | None = None  # time at which the program began
+        self._begin_time: float | None = None  # time at which the program began
         self._pid = process.pid  # of the program, which bubblewrap starts as its child
-        self._delayed = 0.0  # seconds before it began in which the machine ran others
-        self._filtered = False
+        self._start_delay = 0.0  # seconds before it began in which the machine ran others
+        self._has_filter = False
 
-    def end(self) -> Ran:
+    def end(self) -> RunResult:
         """Return the result once the process has ended."""
         found = self._read()
-        if self._begun is None:
+        if self._begin_time is None:
             raise SandboxFault(f"the sandbox did not begin within {START_LIMIT:g} s ({found})")
         if found == "exit":
             found = self._status()
-        return Ran(found, bytes(self._output[: self._limits.output]))
+        return RunResult(found, bytes(self._output[: self._limits.output]))
 
     def _read(self) -> str:
         """Write and read until the output is closed ("exit") or a limit is exceeded."""
@@ -118,8 +118,8 @@ class _Talk:
                     with contextlib.suppress(OSError):
                         sink.close()
                 if source in ready:
-                    data = os.read(source.fileno(), PIECE)
-                    self._take(data)
+                    data = os.read(source.fileno(), CHUNK)
+                    self._add_output(data)
                     if not data:
                         return "exit"
                     if len(self._output) > self._limits.output:
@@ -131,25 +131,25 @@ class _Talk:
     def _write(self, sink: Any) -> bool:
         """Write as much as the pipe takes; return whether there is more to write."""
         try:
-            self._left = self._left[os.write(sink.fileno(), self._left[:PIECE]) :]
+            self._unsent = self._unsent[os.write(sink.fileno(), self._unsent[:CHUNK]) :]
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return bool(self._left)
+        return bool(self._unsent)
 
-    def _take(self, data: bytes) -> None:
+    def _add_output(self, data: bytes) -> None:
         """Add output; its first line is the sandbox's, not the program's."""
         self._output += data
-        if self._begun is not None:
+        if self._begin_time is not None:
             return
         if b"\n" in self._output:
             line, _, rest = bytes(self._output).partition(b"\n")
             if line not in (b"held", b"bare"):
                 raise SandboxFault(line.decode(errors="replace")[:500])
-            self._filtered = line == b"held"
+            self._has_filter = line == b"held"
             self._pid = _last_descendant(self._process.pid)
-            self._begun, self._delayed = time.monotonic(), self._delay()
+            self._begin_time, self._start_delay = time.monotonic(), self._delay()
             self._output[:] = rest
         elif not data:
             status = self._process.wait(START_LIMIT)
@@ -164,9 +164,9 @@ class _Talk:
             time.sleep(min(self._wait(), 0.001))
             used = self._reap()
         status = self._process.returncode
-        if status in OUT_OF_TIME:
+        if status in TIME_STATUSES:
             return "time"
-        if status in KILLED and self._filtered:
+        if status in KILL_STATUSES and self._has_filter:
             if used >= self._limits.time_s:
                 return "time"  # it ignored the first signal of its time limit
             # It cannot kill itself: the system ran out of memory, or somebody killed it.
@@ -187,11 +187,11 @@ class _Talk:
 
     def _deadline(self) -> float:
         """Return the time, on the clock of time.monotonic(), until which the process may run."""
-        if self._begun is None:
+        if self._begin_time is None:
             return self._start + START_LIMIT
-        end = self._begun + self._limits.time_s
+        end = self._begin_time + self._limits.time_s
         if time.monotonic() >= end:  # the delay matters only then
-            end += min(self._delay() - self._delayed, STARVED * self._limits.time_s)
+            end += min(self._delay() - self._start_delay, MAX_EXTENSION * self._limits.time_s)
         return end
 
     def _delay(self) -> float:
@@ -199,7 +199,7 @@ class _Talk:
         try:
             return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[1]) / 1e9
         except (OSError, IndexError, ValueError):  # another system, or the process just ended
-            return self._delayed
+            return self._start_delay
 
 
 def _last_descendant(pid: int) -> int:

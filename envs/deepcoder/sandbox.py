@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.deepcoder import process
-from ragen_jax.envs.deepcoder.filter import filter_of_calls
-from ragen_jax.envs.deepcoder.process import Limits, Ran, SandboxFault
+from ragen_jax.envs.deepcoder.filter import make_call_filter
+from ragen_jax.envs.deepcoder.process import Limits, RunResult, SandboxFault
 
 SANDBOXES = ("bubblewrap", "landlock", "rlimits")
 
@@ -40,12 +40,12 @@ FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
 @functools.lru_cache(maxsize=1)
-def _turns(process: int) -> threading.BoundedSemaphore:
+def _test_slots(process: int) -> threading.BoundedSemaphore:
     """Return a semaphore for one test per core, so that tests do not slow each other down."""
-    return threading.BoundedSemaphore(len(os.sched_getaffinity(0)) if _linux() else 2)
+    return threading.BoundedSemaphore(len(os.sched_getaffinity(0)) if _is_linux() else 2)
 
 
-def _linux() -> bool:
+def _is_linux() -> bool:
     return sys.platform == "linux"
 
 
@@ -53,7 +53,7 @@ def _linux() -> bool:
 
 
 @functools.cache
-def _roots() -> tuple[str, ...]:
+def _readable_paths() -> tuple[str, ...]:
     """Return the files that Python needs: its standard library and the system's libraries."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     own = {sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")}
@@ -66,11 +66,11 @@ def _roots() -> tuple[str, ...]:
 
 
 @functools.cache
-def _hidden() -> tuple[str, ...]:
-    """Return folders of packages below `_roots`: other programs' code, including this project's."""
+def _package_folders() -> tuple[str, ...]:
+    """Return package folders below `_readable_paths`: others' code, and this project's."""
     found = [
         path
-        for root in _roots()
+        for root in _readable_paths()
         for name in PACKAGES
         for depth in ("", "*", "*/*")
         for path in Path(root).glob(f"{depth}/{name}".lstrip("/"))
@@ -79,13 +79,13 @@ def _hidden() -> tuple[str, ...]:
 
 
 @functools.cache
-def _rules() -> tuple[tuple[str, int], ...]:
-    """Return the (path, rights) that Landlock allows: `_roots` without `_hidden`."""
+def _landlock_rules() -> tuple[tuple[str, int], ...]:
+    """Return Landlock's (path, rights): `_readable_paths` without `_package_folders`."""
 
     def visible(path: str) -> Iterator[tuple[str, int]]:
-        if path in _hidden():
+        if path in _package_folders():
             return
-        if not any(_is_below(other, path) for other in _hidden()):
+        if not any(_is_below(other, path) for other in _package_folders()):
             yield path, READ_FILE | READ_DIR
             return
         yield path, READ_DIR  # of its entries only the names: Python searches modules by them
@@ -94,7 +94,7 @@ def _rules() -> tuple[tuple[str, int], ...]:
                 yield from visible(child.path)
 
     null = [("/dev/null", READ_FILE), ("/dev/urandom", READ_FILE)]
-    return (*(rule for root in _roots() for rule in visible(root)), *null)
+    return (*(rule for root in _readable_paths() for rule in visible(root)), *null)
 
 
 def _is_below(path: str, folder: str) -> bool:
@@ -116,8 +116,10 @@ def _command(name: str) -> list[str]:
     python = [os.path.realpath(sys.executable), *FLAGS, "-c", SOURCE]
     if name != "bubblewrap":
         return python
-    binds = [word for path in _roots() for word in ("--ro-bind", path, path)]
-    binds += [word for path in _hidden() for word in ("--tmpfs", path, "--remount-ro", path)]
+    binds = [word for path in _readable_paths() for word in ("--ro-bind", path, path)]
+    binds += [
+        word for path in _package_folders() for word in ("--tmpfs", path, "--remount-ro", path)
+    ]
     for link in SYSTEM:  # for example, where /lib is a link to /usr/lib
         if os.path.islink(link):
             binds += ["--symlink", os.path.realpath(link), link]
@@ -128,20 +130,20 @@ def _command(name: str) -> list[str]:
     ]
 
 
-def find_sandbox(demand: str | None = None) -> str:
+def find_sandbox(required: str | None = None) -> str:
     """Return the best of SANDBOXES that works on this machine, by running a program in it.
 
-    demand: the required sandbox; None: any. Raises ValueError, which names what is missing, if
+    required: the required sandbox; None: any. Raises ValueError, which names what is missing, if
     that sandbox does not work here, or if none does.
     """
-    if demand is not None and demand not in SANDBOXES:
+    if required is not None and required not in SANDBOXES:
         accepted = ", ".join(map(repr, (*SANDBOXES, None)))
-        raise ValueError(f"sandbox must be one of {accepted}, got {demand!r}")
+        raise ValueError(f"sandbox must be one of {accepted}, got {required!r}")
     missing = []
-    for name in SANDBOXES if demand is None else (demand,):
+    for name in SANDBOXES if required is None else (required,):
         why = _try(name)
         if not why:
-            if name == "rlimits" and demand is None:
+            if name == "rlimits" and required is None:
                 _warn("; ".join(missing))
             return name
         missing.append(f"{name}: {why}")
@@ -164,15 +166,15 @@ def _try(name: str) -> str:
     """Return why a sandbox does not work here; "" if it works."""
     if name == "bubblewrap" and find_bubblewrap() is None:
         return "command bwrap not found"
-    if name != "rlimits" and filter_of_calls(reading=True) is None:
+    if name != "rlimits" and make_call_filter(reading=True) is None:
         return f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {os.uname().machine}"
     code = "import math, os, random, threading\nprint(math.isqrt(1764))"
     limits = Limits(time_s=30.0, memory=512 << 20, output=4096)
     try:
-        ran = run(name, code=code, stdin=b"", limits=limits)
+        result = run(name, code=code, stdin=b"", limits=limits)
     except SandboxFault as fault:
         return str(fault)
-    return "" if ran == Ran("exit", b"42\n") else f"a first program ended by {ran}"
+    return "" if result == RunResult("exit", b"42\n") else f"a first program ended by {result}"
 
 
 def run(
@@ -183,22 +185,23 @@ def run(
     limits: Limits,
     function: str | None = None,
     arguments: list[Any] | None = None,
-) -> Ran:
+) -> RunResult:
     """Run a program once in the sandbox called `name`; nothing of it remains afterwards.
 
     stdin: the program's input
     function: if given, called with `arguments` (of literals' types); the output is then its return
-      value (`inside.plain`), as JSON
+      value (`inside.to_plain`), as JSON
 
     Raises SandboxFault.
     """
-    calls = filter_of_calls(reading=name != "rlimits")
+    calls = make_call_filter(reading=name != "rlimits")
     job = {
         **{"code": code, "function": function, "arguments": arguments},
         **{"memory": limits.memory, "seconds": math.ceil(limits.time_s) + 1},
-        **{"reading": name != "rlimits", "rules": list(_rules()) if name == "landlock" else None},
+        "reading": name != "rlimits",
+        "rules": list(_landlock_rules()) if name == "landlock" else None,
         "filter": None if calls is None else (calls.instructions, calls.pid_at),
     }
     text = marshal.dumps(job)
-    with _turns(os.getpid()):
+    with _test_slots(os.getpid()):
         return process.run(_command(name), len(text).to_bytes(8, "big") + text + stdin, limits)

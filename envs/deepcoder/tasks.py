@@ -17,7 +17,7 @@ TAG = 0xDEE9C0DE  # tag of this environment's `Draws`
 
 PROBES = 24  # inputs that distinguish problems
 MAX_STEPS = 5
-MOST = 9  # largest number in a problem; the smallest is 2
+MAX_OPERAND = 9  # largest number in a problem; the smallest is 2
 
 # Step of the family "numbers" -> (its wordings, the new expression for x).
 ARITHMETIC: dict[str, tuple[tuple[str, ...], str]] = {
@@ -96,14 +96,14 @@ class Task:
 class Family:
     """The common properties of problems of one kind.
 
-    given: description of the input
+    input_text: description of the input
     names: names of its values
     read: source code that reads them
     draw: draws -> input values
     task: (draws, (fewest, most) steps) -> a task; some families have a fixed number of steps
     """
 
-    given: str
+    input_text: str
     names: tuple[str, ...]
     read: str
     draw: Callable[[Draws], tuple[object, ...]]
@@ -130,19 +130,19 @@ def draw_steps(draws: Draws, count: Sequence[int]) -> Task:
     steps, expression = ["Start with a."], "a"
     for _ in range(count[0] + draws.below(count[1] - count[0] + 1)):
         name = tuple(ARITHMETIC)[draws.below(len(ARITHMETIC))]
-        told, source = ARITHMETIC[name]
-        operand = ("b", "c", *map(str, range(2, MOST + 1)))[draws.below(MOST + 1)]
-        steps.append(told[draws.below(len(told))].format(n=operand))
+        wordings, source = ARITHMETIC[name]
+        operand = ("b", "c", *map(str, range(2, MAX_OPERAND + 1)))[draws.below(MAX_OPERAND + 1)]
+        steps.append(wordings[draws.below(len(wordings))].format(n=operand))
         expression = source.format(x=expression, n=operand)
-    return Task("numbers", tuple(steps), unbracketed(expression))
+    return Task("numbers", tuple(steps), strip_brackets(expression))
 
 
-def unbracketed(expression: str) -> str:
+def strip_brackets(expression: str) -> str:
     """Return an expression of `draw_steps` without unnecessary brackets."""
     return ast.unparse(ast.parse(expression, mode="eval")).replace(" ", "")
 
 
-def partial(expression: str) -> list[str]:
+def list_partial_expressions(expression: str) -> list[str]:
     """Return the expression of `draw_steps` after each step, "a" first."""
     tree, found = ast.parse(expression, mode="eval").body, []
     while True:
@@ -158,13 +158,13 @@ def _pipeline(family: str, *choices: Sequence[tuple[str, str]]) -> Callable[...,
     def draw(draws: Draws, count: Sequence[int]) -> Task:
         steps, sources = [], []
         for choice in choices:
-            told, source = choice[draws.below(len(choice))]
-            k = 2 + draws.below(MOST - 1)
-            steps.append(told.format(k=k))
+            wording, source = choice[draws.below(len(choice))]
+            k = 2 + draws.below(MAX_OPERAND - 1)
+            steps.append(wording.format(k=k))
             sources.append(source.replace("{k}", str(k)))
         keep, change, finish = sources
-        kept = "xs" if keep == "True" else f"[x for x in xs if {keep}]"
-        expression = finish.replace("{xs}", f"[{change} for x in {kept}]")
+        chosen = "xs" if keep == "True" else f"[x for x in xs if {keep}]"
+        expression = finish.replace("{xs}", f"[{change} for x in {chosen}]")
         return Task(family, (*steps[:2], f"The answer: {steps[2]}."), expression)
 
     return draw
@@ -195,13 +195,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def answer(task: Task, values: Sequence[object]) -> object:
+def compute_answer(task: Task, values: Sequence[object]) -> object:
     """Return the right answer. The expression consists of this file's constants alone."""
-    return _compiled(FAMILIES[task.family].names, task.expression)(*values)
+    return _compile(FAMILIES[task.family].names, task.expression)(*values)
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(names: tuple[str, ...], expression: str) -> Callable[..., object]:
+def _compile(names: tuple[str, ...], expression: str) -> Callable[..., object]:
     return eval(f"lambda {', '.join(names)}: {expression}", {})
 
 
@@ -213,11 +213,11 @@ def _probes(family: str) -> list[tuple[object, ...]]:
 
 def identity(task: Task) -> str:
     """Return the same text for tasks with the same results on all probes of their family."""
-    found = [answer(task, values) for values in _probes(task.family)]
+    found = [compute_answer(task, values) for values in _probes(task.family)]
     return f"{task.family} {hashlib.sha256(repr(found).encode()).hexdigest()[:32]}"
 
 
-def typed(values: Sequence[object]) -> str:
+def format_input(values: Sequence[object]) -> str:
     """Return the values on one line, as a program reads them."""
     words = [word for value in values for word in (value if isinstance(value, list) else [value])]
     return " ".join(map(str, words)) + "\n"

@@ -12,11 +12,11 @@ import numpy as np
 from ragen_jax.envs.drawing import TILE, read_grid, tile_size
 from ragen_jax.envs.frozen_lake import lake, maps, solver, sprites
 from ragen_jax.envs.frozen_lake.lake import State
-from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
-from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
+from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended_index, outcomes
+from ragen_jax.envs.grounding import Claim, count_true, grid_lines, parse_positions
 from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
-from ragen_jax.envs.styles import Style, with_grounded
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import IMAGE, Observation, Step
 
 OBSERVATIONS = ("grid", "coordinate", "both", "image")
@@ -156,13 +156,13 @@ class FrozenLake:
         In a hole or on the goal every action stays there and earns 0.
         """
         possible = self.outcomes(state, action)
-        chosen = intended(possible) if rng is None else _draw(possible, rng.random())
+        chosen = intended_index(possible) if rng is None else _draw(possible, rng.random())
         _, cell, reward, done = possible[chosen]
         after = State(state.lake, cell)
         info = {
-            "success": after.on_goal,
+            "success": after.is_on_goal,
             "moved": cell != state.player,
-            "slipped": chosen != intended(possible),
+            "slipped": chosen != intended_index(possible),
         }
         return Step(after, float(reward), done, info)
 
@@ -194,9 +194,9 @@ class FrozenLake:
         """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} hole{cells}* goal{cells} plan( (Up|Down|Left|Right))*"
-        return with_grounded(self.explain, thought, "player")
+        return make_styles(self.explain, thought, "player")
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true positions in `thought`, number of positions stated).
 
         Counts positions of the player, holes and goal. (0, 0) if the observation holds IMAGE in
@@ -204,7 +204,7 @@ class FrozenLake:
         """
         if IMAGE in observation:
             return 0, 0
-        return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+        return count_true(parse_positions(thought, _THINGS), _positions_shown(observation))
 
     def transcribe(self, image: np.ndarray) -> str:
         """Return `grid_text` of the state that `render` drew, with observation="image"."""
@@ -236,10 +236,10 @@ def coordinate_text(state: State) -> str:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Return all positions that an observation shows, in the form of `stated_positions`."""
+    """Return all positions that an observation shows, in the form of `parse_positions`."""
     grid = grid_lines(observation, lake.SYMBOLS)
     shown = coordinate_text(lake.parse(grid)) if grid else observation
-    return frozenset(stated_positions(shown, _THINGS))
+    return frozenset(parse_positions(shown, _THINGS))
 
 
 def _holes(state: State) -> list[int]:

@@ -46,7 +46,7 @@ class State:
     player: int  # cell
 
     @property
-    def on_goal(self) -> bool:
+    def is_on_goal(self) -> bool:
         return self.lake.letters[self.player] == "G"
 
 
@@ -79,22 +79,22 @@ def parse(text: str) -> State:
                     f"unknown symbol {symbol!r} at row {r}, column {c}; known: {' '.join(SYMBOLS)}"
                 )
             places[symbol].append((r, c))
-    row, column = _only("player", (PLAYER, PLAYER_IN_HOLE, PLAYER_ON_GOAL), places)
-    _only("goal", (GOAL, PLAYER_ON_GOAL), places)
+    row, column = _find_only("player", (PLAYER, PLAYER_IN_HOLE, PLAYER_ON_GOAL), places)
+    _find_only("goal", (GOAL, PLAYER_ON_GOAL), places)
     if not places[PLAYER] and not places[FROZEN]:
         raise ValueError("expected at least one frozen cell (P or _), found none")
     lake = Lake(tuple("".join(_LETTER[symbol] for symbol in row) for row in rows))
     return State(lake, row * width + column)
 
 
-def _only(
+def _find_only(
     what: str, symbols: tuple[str, ...], places: dict[str, list[tuple[int, int]]]
 ) -> tuple[int, int]:
     """Return the only place of any of `symbols`; raise ValueError unless there is exactly one."""
-    theirs = sorted(place for symbol in symbols for place in places[symbol])
-    if len(theirs) != 1:
-        where = ", at " + " and ".join(map(str, theirs)) if theirs else ""
+    matches = sorted(place for symbol in symbols for place in places[symbol])
+    if len(matches) != 1:
+        where = ", at " + " and ".join(map(str, matches)) if matches else ""
         raise ValueError(
-            f"expected exactly one {what} ({', '.join(symbols)}), found {len(theirs)}{where}"
+            f"expected exactly one {what} ({', '.join(symbols)}), found {len(matches)}{where}"
         )
-    return theirs[0]
+    return matches[0]

@@ -23,7 +23,7 @@ def outcomes(lake: Lake, slip: float, cell: int, action: str) -> Outcomes:
     return tuple(_table(lake, slip)[cell][MOVES[action]])
 
 
-def intended(possible: Outcomes) -> int:
+def intended_index(possible: Outcomes) -> int:
     """Return the index of the outcome without a slip."""
     return len(possible) // 2
 

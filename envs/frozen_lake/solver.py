@@ -3,7 +3,7 @@
 import functools
 
 from ragen_jax.envs.frozen_lake.lake import Lake, State
-from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
+from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended_index, outcomes
 
 Cost = tuple[int, int]  # (moves to the goal, number of outcomes on the path that slip into a hole)
 
@@ -52,7 +52,7 @@ def _moves(
     options = {}
     for action in MOVES:
         possible = outcomes(lake, slip, cell, action)
-        _, after, _, _ = possible[intended(possible)]
+        _, after, _, _ = possible[intended_index(possible)]
         if after in costs and after != cell:
             moves, risks = costs[after]
             options[action] = ((moves + 1, risks + _holes(possible)), after)

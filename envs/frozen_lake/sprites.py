@@ -39,7 +39,7 @@ def goal(tile: int) -> np.ndarray:
 
 def player(tile: int) -> np.ndarray:
     """Someone in a red coat, on the ice."""
-    return _someone(tile, ice(tile))
+    return _figure(tile, ice(tile))
 
 
 def player_in_hole(tile: int) -> np.ndarray:
@@ -51,10 +51,10 @@ def player_in_hole(tile: int) -> np.ndarray:
 
 def player_on_goal(tile: int) -> np.ndarray:
     """Someone in a red coat, on gold that fills the cell."""
-    return _someone(tile, ground(tile, GOLD, ICE_EDGE))
+    return _figure(tile, ground(tile, GOLD, ICE_EDGE))
 
 
-def _someone(tile: int, cell: np.ndarray) -> np.ndarray:
+def _figure(tile: int, cell: np.ndarray) -> np.ndarray:
     cell[bar(tile, 7, 15, 4, 13)] = COAT
     cell[disc(tile, 3, row=5)] = FACE
     return cell

@@ -30,7 +30,7 @@ class State:
         return sum(map(sum, self.rows))
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether no move changes anything."""
         return all(slide(self, action)[0] == self for action in MOVES)
 
@@ -52,7 +52,7 @@ def slide(state: State, action: str) -> tuple[State, int]:
     rows = state.rows
     lines = tuple(zip(*rows, strict=True)) if action in ("Up", "Down") else rows
     back = -1 if action in ("Down", "Right") else 1
-    slid = [_slid(line[::back]) for line in lines]
+    slid = [_slide_line(line[::back]) for line in lines]
     lines = tuple(line[::back] for line, _ in slid)
     after = tuple(zip(*lines, strict=True)) if action in ("Up", "Down") else lines
     return State(after), sum(map(sum, (merged for _, merged in slid)))
@@ -78,7 +78,7 @@ def merges(state: State, action: str) -> list[tuple[int, list[Cell]]]:
 
 # Rows repeat more often than boards, and a player looks at thousands of boards.
 @functools.lru_cache(maxsize=1 << 16)
-def _slid(line: Row) -> tuple[Row, Row]:
+def _slide_line(line: Row) -> tuple[Row, Row]:
     """Return (a line slid towards its beginning, the tiles made by merging)."""
     slid: list[int] = []
     merged: list[int] = []

@@ -13,7 +13,7 @@ import numpy as np
 
 from ragen_jax.envs.game_2048 import board, boards, player
 from ragen_jax.envs.game_2048.board import EMPTY, MOVES, State
-from ragen_jax.envs.grounding import Claim, count_true, stated_positions
+from ragen_jax.envs.grounding import Claim, count_true, parse_positions
 from ragen_jax.envs.options import one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
@@ -21,7 +21,7 @@ from ragen_jax.envs.types import Step
 MAX_SIDE = 6  # rows or columns of the board
 MAX_GOAL = 2**17  # the largest tile of the board with 4 x 4 cells
 
-SHARE_OF_4 = 0.1  # fraction of new tiles that are 4; the others are 2
+FRACTION_OF_4 = 0.1  # fraction of new tiles that are 4; the others are 2
 
 REWARD_BLOCKED, REWARD_GOAL = -0.1, 1.0
 
@@ -85,7 +85,7 @@ class Game2048:
             most = max(self.start_tiles * self.goal // 8, 2 * self.start_tiles)
             self.min_sum = whole("min_sum", min_sum, least=1, most=most)
         self.split = one_of("split", split, (*SPLITS, None))
-        self.instructions = _RULES.format(size=self.size, goal=self.goal, share=SHARE_OF_4)
+        self.instructions = _RULES.format(size=self.size, goal=self.goal, share=FRACTION_OF_4)
         tiles = [str(2**k) for k in range(1, self.goal.bit_length())]
         cells = [f" {r}{c}" for r in range(self.size) for c in range(self.size)]
         texts = ["||", *MOVES, *(f" {move}" for move in MOVES), f" {EMPTY}"]
@@ -130,17 +130,17 @@ class Game2048:
             raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
         after, merged = board.slide(state, action)
         if state.largest >= self.goal or after == state:
-            over = state.largest >= self.goal or state.stuck
+            over = state.largest >= self.goal or state.is_stuck
             info = {"success": state.largest >= self.goal, "moved": False, "merged": 0}
             return Step(state, 0.0 if over else REWARD_BLOCKED, over, info)
         if rng is not None:
             empty = after.cells(0)
             cell = empty[int(rng.random() * len(empty))]
-            after = after.put(cell, 4 if rng.random() < SHARE_OF_4 else 2)
+            after = after.put(cell, 4 if rng.random() < FRACTION_OF_4 else 2)
         success = after.largest >= self.goal
         reward = merged / self.goal + REWARD_GOAL * success
         info = {"success": success, "moved": True, "merged": merged}
-        return Step(after, reward, success or after.stuck, info)
+        return Step(after, reward, success or after.is_stuck, info)
 
     def identity(self, state: State) -> str:
         """Return the board with one letter per cell, the same for rotations and reflections."""
@@ -170,12 +170,12 @@ class Game2048:
         ]
         return " ".join([*words, "plan", *plan])
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true positions in `thought`, number of positions stated).
 
         Counts positions of tiles and empty cells.
         """
-        return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+        return count_true(parse_positions(thought, _THINGS), _positions_shown(observation))
 
     def parse(self, grid_text: str) -> State:
         """Return the state of a grid text of any size; strict (ValueError)."""
@@ -191,7 +191,7 @@ _ROW = re.compile(rf"(?:{EMPTY}|\d+)(?: (?:{EMPTY}|\d+))+", re.ASCII)
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same board
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Return all positions that an observation shows, in the form of `stated_positions`."""
+    """Return all positions that an observation shows, in the form of `parse_positions`."""
     rows = [line for line in observation.splitlines() if _ROW.fullmatch(line)]
     return frozenset(
         (cell, (r, c)) for r, row in enumerate(rows) for c, cell in enumerate(row.split(" "))

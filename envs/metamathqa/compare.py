@@ -46,21 +46,21 @@ def check_installed(compare: str) -> None:
         raise ValueError("compare='math_verify' needs math-verify: pip install 'ragen_jax[math]'")
 
 
-def judge_answer(right: str, said: str, compare: str) -> Verdict:
+def judge_answer(right: str, answer: str, compare: str) -> Verdict:
     """Compare an answer with the right answer.
 
     "string" is the rule of the released RAGEN: equal in lower case, ignoring spaces.
     "math_verify" also accepts equivalent answers. Never raises because of the answer.
     """
-    given = _bare(said)
-    if not given or given == _bare(right) or compare == "string":
-        return Verdict(bool(given) and given == _bare(right), bool(given))
-    if max(len(right), len(said)) > MAX_TEXT:
+    text = _normalize(answer)
+    if not text or text == _normalize(right) or compare == "string":
+        return Verdict(bool(text) and text == _normalize(right), bool(text))
+    if max(len(right), len(answer)) > MAX_TEXT:
         return Verdict(False, False)
-    return _judge(os.getpid()).compare(right, said)
+    return _judge(os.getpid()).compare(right, answer)
 
 
-def _bare(text: str) -> str:
+def _normalize(text: str) -> str:
     return "".join(text.lower().split())
 
 
@@ -70,7 +70,7 @@ def _judge(process: int) -> "Judge":
     return Judge()
 
 
-class _Gone(Exception):
+class _WorkerError(Exception):
     """A worker no longer answers; the message says why."""
 
 
@@ -85,20 +85,20 @@ class Judge:
         self._worker: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
 
-    def compare(self, right: str, said: str) -> Verdict:
+    def compare(self, right: str, answer: str) -> Verdict:
         """Return math-verify's verdict; if it takes longer than LIMIT seconds, False and why.
 
         Raises RuntimeError if no worker starts, which no answer can cause.
         """
         with self._lock:
-            worker = self._started()
+            worker = self._start()
             try:
-                return self._ask(worker, right, said)
-            except _Gone as error:
+                return self._ask(worker, right, answer)
+            except _WorkerError as error:
                 self._end()
                 return Verdict(False, False, str(error))
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         """Return the worker, ready to compare."""
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
@@ -112,18 +112,18 @@ class Judge:
         self._end = weakref.finalize(self, _end, worker)  # at the latest at interpreter exit
         try:
             _read_line(worker, START_LIMIT)
-        except _Gone as error:
+        except _WorkerError as error:
             self._end()
             raise RuntimeError(f"{' '.join(self._command)} does not start: {error}") from None
         return worker
 
-    def _ask(self, worker: "subprocess.Popen[bytes]", right: str, said: str) -> Verdict:
+    def _ask(self, worker: "subprocess.Popen[bytes]", right: str, answer: str) -> Verdict:
         assert worker.stdin is not None
         try:
-            worker.stdin.write(json.dumps([right, said]).encode() + b"\n")
+            worker.stdin.write(json.dumps([right, answer]).encode() + b"\n")
             worker.stdin.flush()
         except OSError:
-            raise _Gone("the comparison ended its process") from None
+            raise _WorkerError("the comparison ended its process") from None
         answer = json.loads(_read_line(worker, LIMIT))
         if "error" in answer:
             return Verdict(False, False, answer["error"])
@@ -142,16 +142,16 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def _read_line(worker: "subprocess.Popen[bytes]", seconds: float) -> bytes:
-    """Return the next line of a worker. Raises _Gone if none arrives."""
+    """Return the next line of a worker. Raises _WorkerError if none arrives."""
     assert worker.stdout is not None
     end, line = time.monotonic() + seconds, b""
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
             if not selector.select(max(0.0, end - time.monotonic())):
-                raise _Gone(f"no answer within {seconds:g} s")
+                raise _WorkerError(f"no answer within {seconds:g} s")
             data = os.read(worker.stdout.fileno(), 4096)
             if not data:
-                raise _Gone("the comparison ended its process")
+                raise _WorkerError("the comparison ended its process")
             line += data
     return line

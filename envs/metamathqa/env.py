@@ -42,8 +42,8 @@ class Attempt:
     """A state: a question, the number of answers given, and the last answer if it was wrong."""
 
     question: Question
-    given: int = 0
-    wrong: str = ""  # in one line, at most MAX_SHOWN characters
+    tries: int = 0
+    last_wrong: str = ""  # in one line, at most MAX_SHOWN characters
 
 
 class MetaMathQA:
@@ -88,8 +88,8 @@ class MetaMathQA:
         self.operations = bounds("operations", operations, most=stories.MAX_OPERATIONS)
         least = 2 * stories.MAX_FACTOR  # leaves each operation numbers to choose from
         self.largest = whole("largest", largest, least=least, most=stories.MAX_VALUE)
-        known = isinstance(operators, str) and set(operators) <= set(stories.OPERATORS)
-        if not known or not operators:
+        is_valid = isinstance(operators, str) and set(operators) <= set(stories.OPERATORS)
+        if not is_valid or not operators:
             raise ValueError(f"operators must be some of {stories.OPERATORS}, got {operators!r}")
         self.operators = operators
         self.compare = str(one_of("compare", compare, COMPARE))
@@ -102,7 +102,7 @@ class MetaMathQA:
         self.types = types
         self.split = one_of("split", split, (*SPLITS, None))
         self.path = file_name("path", path)
-        self._given = None if path is None else questions.load_questions(path)
+        self._file_questions = None if path is None else questions.load_questions(path)
         self.instructions: str = _RULES
 
     def reset(self, seed: int) -> Attempt:
@@ -130,31 +130,33 @@ class MetaMathQA:
 
     def _draw(self, draws: Draws) -> Question | None:
         """Make one attempt at a question of any split."""
-        if self._given is None:
+        if self._file_questions is None:
             return stories.draw_question(
                 draws,
                 operations=self.operations,
                 largest=self.largest,
                 operators=self.operators,
             )
-        question = self._given[draws.below(min(len(self._given), self.max_rows or MAX_ROWS))]
+        question = self._file_questions[
+            draws.below(min(len(self._file_questions), self.max_rows or MAX_ROWS))
+        ]
         return question if self._may_draw(question) else None
 
     def _may_draw(self, question: Question) -> bool:
         """Whether a question of the file may be drawn."""
         return bool(question.answer) and question.kind.startswith(self.types)
 
-    def given(self) -> Iterator[tuple[int, str, Attempt]]:
+    def list_problems(self) -> Iterator[tuple[int, str, Attempt]]:
         """Yield (row, split, state) of each question of the file that may be drawn, in order."""
-        for row, question in enumerate(itertools.islice(self._given or (), self.max_rows)):
+        for row, question in enumerate(itertools.islice(self._file_questions or (), self.max_rows)):
             if self._may_draw(question):
                 yield row, questions.split_of(question), Attempt(question)
 
     def render(self, state: Attempt) -> str:
         """Return "Question: ...", and after a wrong answer "Wrong: 9\\nAttempt: 2"."""
         shown = f"Question: {state.question.text}"
-        if state.given:
-            shown += f"\nWrong: {state.wrong}\nAttempt: {state.given + 1}"
+        if state.tries:
+            shown += f"\nWrong: {state.last_wrong}\nAttempt: {state.tries + 1}"
         return shown
 
     def step(self, state: Attempt, action: str, rng: np.random.Generator | None = None) -> Step:
@@ -167,12 +169,14 @@ class MetaMathQA:
         info: dict[str, object] = {"success": verdict.right, "readable": verdict.readable}
         if verdict.error:
             info["error"] = verdict.error
-        after = replace(state, given=state.given + 1, wrong="" if verdict.right else _line(action))
-        return Step(after, 0.5**state.given if verdict.right else 0.0, verdict.right, info)
+        after = replace(
+            state, tries=state.tries + 1, last_wrong="" if verdict.right else _line(action)
+        )
+        return Step(after, 0.5**state.tries if verdict.right else 0.0, verdict.right, info)
 
     def identity(self, state: Attempt) -> str:
         """Return the question's operations and numbers, or the text of its original."""
-        return state.question.about
+        return state.question.identity
 
     def solve(self, state: Attempt) -> tuple[str, ...]:
         """Return the right answer, for imitation."""
@@ -185,24 +189,24 @@ class MetaMathQA:
         are unknown, "plan" and the answer.
         """
         facts = state.question.facts
-        told = [f"{verb} {n}" for verb, n in facts]
-        return " ".join([*told, "plan", *(stories.operations_of(facts) if facts else plan)])
+        parts = [f"{verb} {n}" for verb, n in facts]
+        return " ".join([*parts, "plan", *(stories.list_operations(facts) if facts else plan)])
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true numbers in `thought` after a verb of the question, number stated).
 
         "has" may state the number at the start or after any operation. For given questions, whose
         wording is free, nothing is checked: (0, 0).
         """
-        told = _QUESTION.search(observation)
-        if self._given is not None or told is None:
+        question = _QUESTION.search(observation)
+        if self._file_questions is not None or question is None:
             return 0, 0
-        facts = [(verb, int(n)) for verb, n in _CLAIM.findall(told[1])]
-        had = {str(value) for value in stories.values(facts)}
+        facts = [(verb, int(n)) for verb, n in _CLAIM.findall(question[1])]
+        values = {str(value) for value in stories.values(facts)}
         stated = [(verb.lower(), n) for verb, n in _CLAIM.findall(thought)]
         true = Counter((verb, str(n)) for verb, n in facts[1:])
         right = (Counter(claim for claim in stated if claim[0] != stories.START) & true).total()
-        right += sum(verb == stories.START and n in had for verb, n in stated)
+        right += sum(verb == stories.START and n in values for verb, n in stated)
         return right, len(stated)
 
 

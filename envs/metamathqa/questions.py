@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.envs.files import is_text, json_value, normal
+from ragen_jax.envs.files import is_text, json_value, normalize
 from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.storage.datasets import StoredExamples
 
@@ -18,7 +18,7 @@ MARKER = "The answer is: "  # precedes the answer at the end of a response
 class Question:
     """A question and its right answer.
 
-    about: its identity, whatever its wording
+    identity: the same for equal questions, whatever their wording
     facts: for a generated question, its numbers with their verbs, in order: ("has", 12), ("gets",
         5)
     kind: for a given question, its `type`
@@ -26,14 +26,14 @@ class Question:
 
     text: str
     answer: str  # "" for a row of the file without an answer
-    about: str
+    identity: str
     facts: tuple[tuple[str, int], ...] = ()
     kind: str = ""
 
 
 def split_of(question: Question) -> str:
     """Return the split of a question, from a hash of its identity."""
-    return split_by_hash("metamathqa", question.about)
+    return split_by_hash("metamathqa", question.identity)
 
 
 class Questions:
@@ -53,7 +53,7 @@ class Questions:
         return Question(
             text=example["query"],
             answer=example["answer"],
-            about=example["about"],
+            identity=example["about"],
             kind=example["type"],
         )
 
@@ -104,7 +104,7 @@ def _examples(path: str | Path, unanswered: list[int]) -> Iterator[dict[str, str
         yield {
             "type": row["type"],
             "query": row["query"].strip(),
-            "about": normal(row["original_question"]),
+            "about": normalize(row["original_question"]),
             "answer": answer,
         }
 

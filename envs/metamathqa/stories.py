@@ -67,7 +67,7 @@ def draw_question(
     return Question(
         text=" ".join(sentences),
         answer=str(values(facts)[-1]),
-        about=about(facts),
+        identity=identity(facts),
         facts=tuple(facts),
     )
 
@@ -93,7 +93,7 @@ def values(facts: Sequence[tuple[str, int]]) -> list[int]:
     return found
 
 
-def about(facts: Sequence[tuple[str, int]]) -> str:
+def identity(facts: Sequence[tuple[str, int]]) -> str:
     """Return numbers and operations as text.
 
     It does not depend on names, things and verbs, nor on the order of adjacent operations that
@@ -105,7 +105,7 @@ def about(facts: Sequence[tuple[str, int]]) -> str:
     return " ".join([str(facts[0][1]), *ordered])
 
 
-def operations_of(facts: Sequence[tuple[str, int]]) -> list[str]:
+def list_operations(facts: Sequence[tuple[str, int]]) -> list[str]:
     """Return the operations one by one, as "12+5=17"."""
     return [
         f"{before}{SYMBOLS[verb]}{n}={after}"

@@ -4,7 +4,7 @@ It reads a line of JSON for each comparison and writes a line of JSON. It import
 ragen_jax, ends when its input ends, and exits when a comparison takes too much time or memory.
 
 A grader fails closed: an answer that cannot be parsed as a whole is wrong. math-verify parses the
-parts of a text that it knows and drops the others, so `math_of` first turns an answer into
+parts of a text that it knows and drops the others, so `extract_math` first turns an answer into
 mathematics without words, or refuses it.
 """
 
@@ -120,7 +120,7 @@ _AGREES = re.compile(r" +is +(?:(?:the|my|our|final|correct|right) +)*(?:answer|
 _CLAUSE = re.compile(r".*\b(?:answer|result|solution|total)(?: +(?:is|equals)|:| *=)(?=[ :])[ :]*")
 
 
-def _in_words(text: str) -> str | None:
+def _parse_words(text: str) -> str | None:
     """Return the mathematics of a lower-case text with words; None if it cannot be parsed."""
     lead = []
     while True:
@@ -131,7 +131,7 @@ def _in_words(text: str) -> str | None:
         if not word:
             return _product(text)  # as in "x equals y+1"
         single = len(word[1]) == 1 and (word[0].rstrip().endswith("=") or text[word.end() :] != "")
-        if word[1] not in _LEAD and not (single and _names(text[word.end() :], word[1])):
+        if word[1] not in _LEAD and not (single and _is_name(text[word.end() :], word[1])):
             return None if lead or _CHANGES & set(_BARE.findall(text)) else _product(text)
         lead.append(word[1])
         text = text[word.end() :].lstrip("= ")
@@ -166,7 +166,7 @@ _SCALED = (*_SCALES, *_PARTS, "percent", "per cent")
 _BARE = re.compile(r"(?<![\\a-z])(?<!begin\{)(?<!end\{)[a-z]{2,}")
 
 
-def _names(rest: str, letter: str) -> bool:
+def _is_name(rest: str, letter: str) -> bool:
     """Return whether a letter before `rest` is a variable's name ("x equals 3") or the article."""
     return letter == "a" or rest.startswith(("is ", "equals ", "= "))
 
@@ -221,7 +221,7 @@ _REFUSED = re.compile(
 )
 
 
-def math_of(text: str) -> str | None:
+def extract_math(text: str) -> str | None:
     """Return an answer as mathematics without words; None if it cannot be parsed as a whole."""
     text = " ".join(text.translate(_SIGN).split())
     if re.match("[\u2013\u2014] ?[0-9]", text):  # a dash as a minus; between numbers it is a range
@@ -274,7 +274,7 @@ def math_of(text: str) -> str | None:
         if _CHANGES - {"is", "equals"} & set(_BARE.findall(clause[0])):
             return None
         text = text[clause.end() :]
-    words = _in_words(text.lower())
+    words = _parse_words(text.lower())
     return text if words == text.lower() else words  # letters of mathematics keep their case
 
 
@@ -306,7 +306,7 @@ def _boxed(text: str) -> str | None:
         r"[-+*/^<>!%?]|n't|\S*[0-9]", after
     ):
         return None
-    return math_of(inside)
+    return extract_math(inside)
 
 
 # ---- comparison ---------------------------------------------------------------------------------
@@ -316,28 +316,28 @@ def expressions(text: str) -> list[Any]:
     """Return the mathematics that math-verify parses in an answer; [] if it cannot be parsed."""
     from math_verify import parse
 
-    mathematics = math_of(text)
+    mathematics = extract_math(text)
     if mathematics is None:
         return []
     return parse(f"${mathematics}$", fallback_mode="no_fallback", parsing_timeout=0)
 
 
-def compare(right: str, said: str) -> dict[str, Any]:
+def compare(right: str, answer: str) -> dict[str, Any]:
     """Compare two answers.
 
-    Returns "readable", whether `said` is mathematics, and "equal", whether it is equivalent to
+    Returns "readable", whether `answer` is mathematics, and "equal", whether it is equivalent to
     `right`.
     """
     from math_verify import verify
 
-    theirs = expressions(said)
+    theirs = expressions(answer)
     ours = expressions(right) if theirs else []
-    both = f"{right} {said}".lower()
+    both = f"{right} {answer}".lower()
     percent = any(word in both for word in ("%", "percent", "per cent"))
     tolerance = ROUNDED if re.search(r"\.[0-9]", both) else EXACT
-    equal = _is_value(right, said) and _is_value(said, right)
+    equal = _is_value(right, answer) and _is_value(answer, right)
     equal = equal and any(
-        verify([a], [b], timeout_seconds=0) and close(a, b, tolerance, percent)
+        verify([a], [b], timeout_seconds=0) and is_close(a, b, tolerance, percent)
         for a in ours
         for b in theirs
     )
@@ -352,15 +352,15 @@ def _is_value(text: str, other: str) -> bool:
 
     Two equations are left to math-verify, which compares them as a whole.
     """
-    sides = (math_of(text) or "").split("=")
-    if len(sides) == 1 or "=" in (math_of(other) or "") or re.search(r"[<>]", text):
+    sides = (extract_math(text) or "").split("=")
+    if len(sides) == 1 or "=" in (extract_math(other) or "") or re.search(r"[<>]", text):
         return True
     return all(
         _NAME.fullmatch(side.strip()) or compare(side, sides[-1])["equal"] for side in sides[:-1]
     )
 
 
-def close(a: Any, b: Any, tolerance: float, percent: bool = False) -> bool:
+def is_close(a: Any, b: Any, tolerance: float, percent: bool = False) -> bool:
     """Return whether two expressions that math-verify considers equal are close to each other.
 
     math-verify rounds to a number of decimals, so it considers all tiny numbers equal.
@@ -378,13 +378,13 @@ def close(a: Any, b: Any, tolerance: float, percent: bool = False) -> bool:
         at = {name: Rational(7 + 4 * i, 3) for i, name in enumerate(names)}
         a, b = (x.xreplace(_fractions(x)).doit().subs(at) for x in (a, b))
         factors = (1, 100, Rational(1, 100)) if percent else (1,)
-        return any(_near(a * factor, b, tolerance) for factor in factors)
+        return any(_is_near(a * factor, b, tolerance) for factor in factors)
     if isinstance(a, FiniteSet) and isinstance(b, FiniteSet):
-        found = all(any(close(x, y, tolerance, percent) for y in b) for x in a)
+        found = all(any(is_close(x, y, tolerance, percent) for y in b) for x in a)
         return found and len(a) == len(b)
     pairs = (list(a), list(b)) if isinstance(a, MatrixBase) else (a.args, b.args)
     return len(pairs[0]) == len(pairs[1]) and all(
-        close(x, y, tolerance, percent) for x, y in zip(*pairs, strict=True)
+        is_close(x, y, tolerance, percent) for x, y in zip(*pairs, strict=True)
     )
 
 
@@ -395,7 +395,7 @@ def _fractions(x: Any) -> dict[Any, Any]:
     return {number: Rational(str(number)) for number in x.atoms(Float)}
 
 
-def _near(a: Any, b: Any, tolerance: float) -> bool:
+def _is_near(a: Any, b: Any, tolerance: float) -> bool:
     if a == b:
         return True
     if a.is_zero or b.is_zero:
@@ -404,7 +404,7 @@ def _near(a: Any, b: Any, tolerance: float) -> bool:
     return bool(difference <= DECIMALS and difference <= tolerance * size)
 
 
-def limit(seconds: int) -> None:
+def limit_cpu_time(seconds: int) -> None:
     """Let the system end this process after `seconds` more seconds of processor time."""
     set_limit(resource.RLIMIT_CPU, int(time.process_time()) + seconds + 1)
 
@@ -426,7 +426,7 @@ def main() -> None:
     set_limit(resource.RLIMIT_AS, MEMORY)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        limit(seconds)
+        limit_cpu_time(seconds)
         try:
             answer = compare(*json.loads(line))
         except Exception as error:  # an answer may make SymPy raise anything

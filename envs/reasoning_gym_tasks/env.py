@@ -86,7 +86,7 @@ class ReasoningGym:
         except Exception as error:  # settings that passed the task's checks
             raise ValueError(
                 f"task {task!r} makes no problem with level={level} and settings={settings!r}: "
-                f"{package.line(error)}"
+                f"{package.error_line(error)}"
             ) from error
         self._solvable = answer is not None
         self.instructions: str = _RULES
@@ -105,7 +105,7 @@ class ReasoningGym:
             try:
                 problem = self._problem(Draws(seed, draw, TAG).below(package.items(self.task)))
             except Exception as error:  # a few items of some tasks cannot be generated
-                failed = f"; the last item that was not made: {package.line(error)}"
+                failed = f"; the last item that was not made: {package.error_line(error)}"
                 continue
             content = self.identity(problem)
             if self.split in (None, split_by_hash("reasoning_gym", content)):
@@ -117,7 +117,7 @@ class ReasoningGym:
         )
 
     def _problem(self, index: int) -> Problem:
-        with package.alone():
+        with package.isolate():
             entry = self._dataset[index]
         return Problem(index, entry["question"], entry)
 
@@ -154,13 +154,13 @@ class ReasoningGym:
             return None
         entry = copy.deepcopy(dict(state.entry))  # some scorers modify it
         try:
-            with package.alone():
+            with package.isolate():
                 score = float(self._dataset.score_answer(answer, entry))
         except Exception:  # an answer may make the scorer raise anything
             return None
         if math.isnan(score):
             return None
-        return judge.corrected(self.task, answer, state.entry, min(max(score, 0.0), 1.0))
+        return judge.correct_score(self.task, answer, state.entry, min(max(score, 0.0), 1.0))
 
     @cached_property
     def words(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ COIN_FLIP_TOLERANCE = Fraction(1, 10_000)  # of a probability; the package's tol
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def corrected(task: str, answer: str, entry: Mapping[str, Any], score: float) -> float:
+def correct_score(task: str, answer: str, entry: Mapping[str, Any], score: float) -> float:
     """Return the corrected score of an answer, given the package's score in [0, 1].
 
     Args:
@@ -69,10 +69,10 @@ def _is_probability(answer: str, entry: Mapping[str, Any]) -> bool:
     """
     exact = entry["metadata"]["rational"]
     try:
-        said = Fraction(answer.replace(",", ""))
+        value = Fraction(answer.replace(",", ""))
     except (ValueError, ZeroDivisionError):
         return False
-    return abs(said - Fraction(exact["numerator"], exact["denominator"])) <= COIN_FLIP_TOLERANCE
+    return abs(value - Fraction(exact["numerator"], exact["denominator"])) <= COIN_FLIP_TOLERANCE
 
 
 def _has_number(text: str) -> bool:

@@ -1,7 +1,7 @@
 """The package itself: its tasks by name, the refused tasks, and their data sets.
 
 Items and scorers are those of one version, of which every scorer was reviewed. Changes that the
-package makes to the process are undone (`alone`).
+package makes to the process are undone (`isolate`).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from ragen_jax.envs.options import whole
 
 VERSION = "0.1.25"  # of reasoning-gym; other versions may have other problems, unreviewed scorers
 ITEMS = 2**31 - 1  # size of a task's data set
-FEWER = {"acre": 10_000, "gsm_symbolic": 1_000_000}  # tasks that prepare all items at once
+FEWER_ITEMS = {"acre": 10_000, "gsm_symbolic": 1_000_000}  # tasks that prepare all items at once
 _EVALUATES = "its scorer evaluates the answer as Python"
 _DIFFERS = "its problems differ from process to process"
 REFUSED: dict[str, str] = {
@@ -43,18 +43,18 @@ TRAPS: dict[str, re.Pattern[str]] = {
 }
 
 
-class Refused(ValueError):
+class RefusedTask(ValueError):
     """A task or an option that cannot be used, with a message of this module."""
 
 
 @contextlib.contextmanager
-def alone() -> Generator[None]:
+def isolate() -> Generator[None]:
     """Isolate calls of the package: some tasks set the global precision of decimals."""
     with decimal.localcontext(decimal.DefaultContext):
         yield
 
 
-def line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
@@ -63,25 +63,26 @@ def load() -> Any:
     """Return the package's module `factory`; imported here because that takes seconds.
 
     Raises:
-      Refused: the package is not installed, or in another version.
+      RefusedTask: the package is not installed, or in another version.
     """
     try:
         found = importlib.metadata.version("reasoning-gym")
     except importlib.metadata.PackageNotFoundError:
         found = "none"
     if found != VERSION:
-        raise Refused(
+        raise RefusedTask(
             f"reasoning_gym needs reasoning-gym {VERSION} (installed: {found}): "
             "pip install 'ragen_jax[gym]'"
         )
     importlib.import_module("reasoning_gym")  # registers the tasks
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym."):
-            vars(module).setdefault("print", _silent)  # some print while they generate a problem
+            # Some modules print while they generate a problem.
+            vars(module).setdefault("print", _print_nothing)
     return importlib.import_module("reasoning_gym.factory")
 
 
-def _silent(*_: object, **__: object) -> None:
+def _print_nothing(*_: object, **__: object) -> None:
     """Replaces `print` in the package's modules."""
 
 
@@ -89,19 +90,19 @@ def data_set(task: str, level: int, settings: Mapping[str, Any] | None) -> Any:
     """Return the data set of a task, with `items(task)` items; arguments as in `ReasoningGym`.
 
     Raises:
-      Refused: an unknown or refused task, or options that it does not accept.
+      RefusedTask: an unknown or refused task, or options that it does not accept.
     """
     factory = load()
     _check_task(task, factory)
     kind = factory.DATASETS[task][1]
     if not isinstance(settings, Mapping | None):
-        raise Refused(f"settings must be a mapping or None, got {settings!r}")
+        raise RefusedTask(f"settings must be a mapping or None, got {settings!r}")
     settings = settings or {}
-    ours = {"seed": 0, "size": items(task)}
-    accepted = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in ours]
+    fixed = {"seed": 0, "size": items(task)}
+    accepted = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in fixed]
     unknown = [name for name in settings if name not in accepted]
     if unknown:
-        raise Refused(
+        raise RefusedTask(
             f"settings of task {task!r} has {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted) or 'none'}"
         )
@@ -112,34 +113,39 @@ def data_set(task: str, level: int, settings: Mapping[str, Any] | None) -> Any:
     try:
         level = whole("level", level, least=0, most=levels)
     except ValueError as error:
-        why = f"task {task!r} has {levels or 'no'} levels"
-        raise Refused(f"{error} ({why})") from error
+        reason = f"task {task!r} has {levels or 'no'} levels"
+        raise RefusedTask(f"{error} ({reason})") from error
     try:
-        values = _of_level(curriculum, level, accepted)
-        with alone():
-            return factory.create_dataset(task, **{**values, **settings, **ours})
+        values = _level_settings(curriculum, level, accepted)
+        with isolate():
+            return factory.create_dataset(task, **{**values, **settings, **fixed})
     except Exception as error:  # the task's checks raise several kinds
-        raise Refused(
-            f"task {task!r} does not take level={level} and settings={settings!r}: {line(error)}"
+        raise RefusedTask(
+            f"task {task!r} does not take level={level} and settings={settings!r}: "
+            f"{error_line(error)}"
         ) from error
 
 
 def items(task: str) -> int:
     """Return the number of items of the task's data set."""
-    return FEWER.get(task, ITEMS)
+    return FEWER_ITEMS.get(task, ITEMS)
 
 
 def _check_task(task: str, factory: Any) -> None:
     if not isinstance(task, str) or task not in factory.DATASETS:
-        known = sorted(set(factory.DATASETS) - set(REFUSED))
-        near = difflib.get_close_matches(task, known, n=4) if isinstance(task, str) else []
-        listed = f"near: {', '.join(near)}" if near else "docs/reasoning_gym.md lists them"
-        raise Refused(f"task must be one of reasoning-gym's, got {task!r}; {listed}")
+        accepted = sorted(set(factory.DATASETS) - set(REFUSED))
+        close_names = (
+            difflib.get_close_matches(task, accepted, n=4) if isinstance(task, str) else []
+        )
+        hint = (
+            f"near: {', '.join(close_names)}" if close_names else "docs/reasoning_gym.md lists them"
+        )
+        raise RefusedTask(f"task must be one of reasoning-gym's, got {task!r}; {hint}")
     if task in REFUSED:
-        raise Refused(f"task {task!r} is refused: {REFUSED[task]}")
+        raise RefusedTask(f"task {task!r} is refused: {REFUSED[task]}")
 
 
-def _of_level(curriculum: Any, level: int, accepted: Sequence[str]) -> dict[str, Any]:
+def _level_settings(curriculum: Any, level: int, accepted: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a level of a curriculum; {} for level 0."""
     if level == 0:
         return {}

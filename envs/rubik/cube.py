@@ -54,14 +54,14 @@ class State:
     stickers: str
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         return self.stickers == SOLVED
 
 
 # ---- turns --------------------------------------------------------------------------------------
 
 
-def _turned(vector: Vector, axis: Vector) -> Vector:
+def _rotate(vector: Vector, axis: Vector) -> Vector:
     """Return a vector after a quarter turn about `axis`, clockwise as seen from its tip."""
     x, y, z = vector
     a, b, c = axis
@@ -75,8 +75,8 @@ def _quarter_turn(face: str) -> tuple[int, ...]:
     source = list(range(24))
     for i, (corner, direction) in enumerate(STICKERS):
         if sum(c * a for c, a in zip(corner, axis, strict=True)) == 1:
-            to = _turned(corner, axis), _turned(direction, axis)
-            source[STICKERS.index(to)] = i
+            target = _rotate(corner, axis), _rotate(direction, axis)
+            source[STICKERS.index(target)] = i
     return tuple(source)
 
 
@@ -105,16 +105,16 @@ def turn(state: State, action: str) -> State:
 def _symmetry(axes: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
     """Return (source of each place's sticker, new colours) for a permutation of the axes."""
 
-    def moved(vector: Vector) -> Vector:
+    def permute(vector: Vector) -> Vector:
         x, y, z = (vector[axis] for axis in axes)
         return x, y, z
 
     source = [0] * 24
     colours = {}
     for i, (corner, direction) in enumerate(STICKERS):
-        to = STICKERS.index((moved(corner), moved(direction)))
-        source[to] = i
-        colours[ord(SOLVED[i])] = SOLVED[to]
+        target = STICKERS.index((permute(corner), permute(direction)))
+        source[target] = i
+        colours[ord(SOLVED[i])] = SOLVED[target]
     return tuple(source), colours
 
 

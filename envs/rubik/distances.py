@@ -22,11 +22,11 @@ _ARRANGEMENTS, _TWISTS = math.factorial(7), 3**6  # the seven twists add up to 0
 
 def _clockwise(corner: Vector) -> tuple[int, int, int]:
     """Return a corner's stickers: the sticker that faces up or down, then clockwise."""
-    up, side, front = (i for axis in (1, 0, 2) for i in _facing(corner, axis))
+    up, side, front = (i for axis in (1, 0, 2) for i in _stickers_facing(corner, axis))
     return (up, side, front) if math.prod(corner) == 1 else (up, front, side)
 
 
-def _facing(corner: Vector, axis: int) -> list[int]:
+def _stickers_facing(corner: Vector, axis: int) -> list[int]:
     return [i for i, (at, direction) in enumerate(STICKERS) if at == corner and direction[axis]]
 
 
@@ -34,7 +34,7 @@ def _facing(corner: Vector, axis: int) -> list[int]:
 _CORNERS = [_clockwise((x, y, z)) for x, y, z in itertools.product((1, -1), repeat=3)]
 
 # The colours of a corner, in the order of its stickers -> (corner, its twist).
-_READ = {
+_CORNER_BY_COLOURS = {
     tuple(SOLVED[stickers[(i - twist) % 3]] for i in range(3)): (number, twist)
     for number, stickers in enumerate(_CORNERS)
     for twist in range(3)
@@ -46,18 +46,20 @@ def corners(state: State) -> list[tuple[int, int]]:
 
     Raises ValueError for stickers that cannot be reached by turns from the solved cube.
     """
-    found = [_READ.get(tuple(state.stickers[i] for i in stickers)) for stickers in _CORNERS]
-    whole = [pair for pair in found if pair is not None]
-    if sorted(number for number, _ in whole) != list(range(8)):
+    found = [
+        _CORNER_BY_COLOURS.get(tuple(state.stickers[i] for i in stickers)) for stickers in _CORNERS
+    ]
+    pairs = [pair for pair in found if pair is not None]
+    if sorted(number for number, _ in pairs) != list(range(8)):
         raise ValueError("the corners are not those of a cube, each once")
-    if whole[7] != (7, 0):
+    if pairs[7] != (7, 0):
         raise ValueError("the corner down, back and left is not Y, B and O: it never moves")
-    if sum(twist for _, twist in whole) % 3:
+    if sum(twist for _, twist in pairs) % 3:
         raise ValueError("a single corner is twisted, which no turns can undo")
-    return whole[:7]
+    return pairs[:7]
 
 
-def number_of(state: State) -> int:
+def cube_number(state: State) -> int:
     """Return the number of a cube, from 0; raises ValueError as `corners`."""
     places = corners(state)
     order = np.array([[number for number, _ in places]])
@@ -65,7 +67,7 @@ def number_of(state: State) -> int:
     return int(_rank(order)[0]) * _TWISTS + int(_twist_rank(twists)[0])
 
 
-def cube_of(number: int) -> State:
+def numbered_cube(number: int) -> State:
     """Return the cube of a number."""
     rank, rest = divmod(number, _TWISTS)
     stickers = list(SOLVED)
@@ -82,7 +84,7 @@ def distances(most: int) -> np.ndarray:
     """Return uint8 [cubes], by number: turns to the solved cube, up to `most`, else UNKNOWN."""
     arrangement, twist = _turns()
     distance = np.full(_ARRANGEMENTS * _TWISTS, UNKNOWN, np.uint8)
-    layer = np.array([number_of(State(SOLVED))])
+    layer = np.array([cube_number(State(SOLVED))])
     distance[layer] = 0
     for depth in range(1, most + 1):
         places, twists = divmod(layer, _TWISTS)
@@ -105,7 +107,7 @@ def solve(state: State, most: int) -> tuple[str, ...]:
 
     most: maximum distance of the table to try first; if it is too small, the full table is made
     """
-    number = number_of(state)
+    number = cube_number(state)
     distance = distances(most)
     if distance[number] == UNKNOWN:
         distance = distances(GODS_NUMBER)

@@ -87,7 +87,7 @@ class Rubik:
         for attempt in range(MAX_ATTEMPTS):
             draws = Draws(seed, attempt, TAG)
             found = distances.layer(fewest + draws.below(most - fewest + 1), most)
-            state = distances.cube_of(int(found[draws.below(len(found))]))
+            state = distances.numbered_cube(int(found[draws.below(len(found))]))
             if self.split in (None, cube.split_of(state)):
                 return state
         raise ValueError(
@@ -107,8 +107,8 @@ class Rubik:
         if action not in MOVES:
             raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
         after = cube.turn(state, action)
-        reward = REWARD_ACTION + REWARD_SOLVED * after.solved
-        return Step(after, reward, after.solved, {"success": after.solved})
+        reward = REWARD_ACTION + REWARD_SOLVED * after.is_solved
+        return Step(after, reward, after.is_solved, {"success": after.is_solved})
 
     def identity(self, state: State) -> str:
         """Return the stickers, the same for cubes rotated about the fixed corner, or mirrored."""
@@ -128,7 +128,7 @@ class Rubik:
         ]
         return " ".join([*words, "plan", *plan])
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true colours in `thought`, number stated), four per face."""
         shown = _faces_shown(observation)
         right = stated = 0

@@ -74,7 +74,7 @@ def nearest(
     def on_device(matrix_SRD, query_QD):
         first = jax.lax.axis_index(MESH_AXES) * blocks * size
 
-        def better(best, block):
+        def update_best(best, block):
             start, matrix_RD = block
             score_QR = jax.lax.dot_general(
                 query_QD,
@@ -90,7 +90,7 @@ def nearest(
 
         nothing = (jnp.full((len(query_QD), k), -jnp.inf), jnp.full((len(query_QD), k), rows))
         starts_S = first + size * jnp.arange(blocks)
-        return jax.lax.scan(better, nothing, (starts_S, matrix_SRD))[0]
+        return jax.lax.scan(update_best, nothing, (starts_S, matrix_SRD))[0]
 
     def merge(*found):
         """Return the k best of several sorted lists. top_k prefers the earlier of equal scores,
@@ -151,19 +151,19 @@ class Matrix:
 def resident(rows: int, width: int, dtype: str, mesh: Mesh, k: int) -> Resident:
     """Return a matrix's use of the devices, and the program that searches it for k documents."""
     matrix = matrix_struct(rows, width, dtype, mesh)
-    of_device = math.prod(matrix.sharding.shard_shape(matrix.shape))
+    device_elements = math.prod(matrix.sharding.shard_shape(matrix.shape))
     return Resident(
         name="retrieve",
         function=nearest,
         arguments=(matrix, jax.ShapeDtypeStruct((QUERIES, width), jnp.float32)),
         keywords={"mesh": mesh, "rows": rows, "k": min(k, rows)},
         rows=QUERIES,
-        flops=2.0 * QUERIES * of_device,
+        flops=2.0 * QUERIES * device_elements,
         helps=("dtype=bfloat16 of the index",) if dtype == "float32" else (),
     )
 
 
-def place(vectors: Vectors, mesh: Mesh, dtype: str) -> Matrix:
+def load_matrix(vectors: Vectors, mesh: Mesh, dtype: str) -> Matrix:
     """Load a file's vectors onto the mesh, device by device.
 
     Host memory holds one device's part at a time; each process reads only the parts of its own
@@ -175,12 +175,12 @@ def place(vectors: Vectors, mesh: Mesh, dtype: str) -> Matrix:
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {dtype!r}")
     struct = matrix_struct(vectors.rows, vectors.width, dtype, mesh)
-    placed = []
+    parts = []
     for device, index in struct.sharding.addressable_devices_indices_map(struct.shape).items():
         blocks = range(*index[0].indices(struct.shape[0]))
         part = _read(vectors, blocks, struct)
-        placed.append(jax.block_until_ready(jax.device_put(part, device)))
-    matrix = jax.make_array_from_single_device_arrays(struct.shape, struct.sharding, placed)
+        parts.append(jax.block_until_ready(jax.device_put(part, device)))
+    matrix = jax.make_array_from_single_device_arrays(struct.shape, struct.sharding, parts)
     return Matrix(matrix, vectors.rows, mesh)
 
 
@@ -200,7 +200,7 @@ def _read(vectors: Vectors, blocks: range, struct: jax.ShapeDtypeStruct) -> np.n
     return part.reshape(len(blocks), size, width)
 
 
-def fit(vectors: Vectors, width: int, texts: Sequence[str]) -> None:
+def check_fit(vectors: Vectors, width: int, texts: Sequence[str]) -> None:
     """Raise ValueError unless the vectors match an encoder of this width and the texts."""
     if width != vectors.width:
         raise ValueError(
@@ -214,10 +214,10 @@ def fit(vectors: Vectors, width: int, texts: Sequence[str]) -> None:
         )
 
 
-class Dense:
+class DenseRetriever:
     """A retriever: documents whose vectors have the largest inner products with a query's vector.
 
-    matrix, encode and texts must `fit` each other; the texts are in the order of the matrix's rows.
+    matrix, encode and texts must pass `check_fit`; the texts are in the order of the matrix's rows.
     """
 
     def __init__(self, matrix: Matrix, encode: Encoder, texts: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
-from ragen_jax.envs.search_qa.dense import Dense
+from ragen_jax.envs.search_qa.dense import DenseRetriever
 from ragen_jax.envs.search_qa.e5 import E5, QUERY, read_shape
 from ragen_jax.envs.search_qa.passages import Passages
 from ragen_jax.envs.search_qa.retrieve import Document
@@ -93,7 +93,7 @@ class DenseIndex:
         self._texts = Passages(folder)
         self._vectors = open_vectors(settings.vectors or folder / VECTORS)
         encoder = read_shape(hf.resolve(settings.encoder)).hidden_size
-        dense.fit(self._vectors, encoder, self._texts)
+        dense.check_fit(self._vectors, encoder, self._texts)
         self._lock, self._dense = threading.Lock(), None
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class DenseIndex:
         """As `dense.Dense.search`."""
         return self.load().search(queries, k)
 
-    def load(self) -> Dense:
+    def load(self) -> DenseRetriever:
         """Return the retriever, with the vectors on the devices and the encoder loaded.
 
         Raises:
@@ -113,8 +113,8 @@ class DenseIndex:
             if self._dense is None:
                 mesh = make_mesh(data=-1, fsdp=1, tensor=1)
                 encode = E5(self._settings.encoder, mesh, prefix=QUERY)
-                matrix = dense.place(self._vectors, mesh, self._settings.dtype)
-                self._dense = Dense(matrix, encode, self._texts)
+                matrix = dense.load_matrix(self._vectors, mesh, self._settings.dtype)
+                self._dense = DenseRetriever(matrix, encode, self._texts)
             return self._dense
 
     def resident(self, mesh: Mesh, k: int) -> Resident:

@@ -31,7 +31,7 @@ TAG = 0x5EA2C402  # tag of the `Draws` of a question
 MAX_ROWS = 10**7  # rows of a file
 MAX_WORLDS = 256  # encyclopedias whose indices are kept in memory
 MAX_CHARS = 50_000  # that a search shows; observations are limited (rollout/env_calls.py)
-SHOWN = 60  # characters of a query or an answer that are repeated in the observation
+MAX_ECHO = 60  # characters of a query or an answer that are repeated in the observation
 
 _RULES = """\
 You are answering a question by searching an encyclopedia. Each of your answers is one action:
@@ -42,7 +42,7 @@ The question may need several searches, one after another. Only the final answer
 1 if it is exactly right, less where some of its words are right, 0 otherwise. Text that is no \
 action is taken as the final answer."""
 
-_AGAIN = "Say search[query] or finish[answer]."
+_FORMAT_HINT = "Say search[query] or finish[answer]."
 # ASCII, because in Unicode a letter may match another's capital ("\u017f" matches "s").
 _CLAIM = re.compile(
     rf"\b({'|'.join(world.KIND_OF)}) of (\w+) is (?:the )?(\w+)", re.IGNORECASE | re.ASCII
@@ -50,7 +50,7 @@ _CLAIM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SearchState:
     """A state: a question, the last query (at most MAX_QUERY characters), and the text shown below
     the question."""
 
@@ -112,21 +112,21 @@ class SearchQA:
         self.split = one_of("split", split, (*SPLITS, None))
         self.path = file_name("path", path)
         sources = dict(zip(SOURCES, (corpus, index, url), strict=True))
-        self._given: tuple[Question, ...] | None = None
+        self._file_questions: tuple[Question, ...] | None = None
         self._retriever: Retriever | None = None
         if path is None:
             _check_generated(retriever, sources)
             check_installed(stem=False)
         else:
             check_sources(retriever, **sources)  # before a long file is read
-            self._given = questions.load_questions(path, max_rows=self.max_rows)
+            self._file_questions = questions.load_questions(path, max_rows=self.max_rows)
             self._retriever = open_retriever(retriever, **sources)
         self.instructions: str = _RULES
         shown = ("Question: ", "Search results for '", "':\n", "[Document ", "] (ID: ", ", Score: ")
         said = ("search[", "finish[", "find ", " find ", ")\n", "\n\n", '" ')
         self.words: tuple[str, ...] = (*world.words(things), *shown, *said)
 
-    def reset(self, seed: int) -> Reading:
+    def reset(self, seed: int) -> SearchState:
         """Return question number `seed`, an int in [0, 2**63), of this split.
 
         Raises ValueError after MAX_ATTEMPTS.
@@ -135,7 +135,7 @@ class SearchQA:
         for attempt in range(MAX_ATTEMPTS):
             question = self._draw(Draws(seed, attempt, TAG))
             if question is not None and self.split in (None, questions.split_of(question)):
-                return Reading(question)
+                return SearchState(question)
         raise ValueError(
             f"no question found in {MAX_ATTEMPTS} attempts for seed={seed}, hops={self.hops}, "
             f"things={self.things}, worlds={self.worlds}, path={self.path}, "
@@ -145,8 +145,8 @@ class SearchQA:
 
     def _draw(self, draws: Draws) -> Question | None:
         """Make one attempt at a question of any split."""
-        if self._given is not None:
-            return self._given[draws.below(len(self._given))]
+        if self._file_questions is not None:
+            return self._file_questions[draws.below(len(self._file_questions))]
         number = draws.below(self.worlds)
         fewest, most = self.hops
         hops = fewest + draws.below(most - fewest + 1)
@@ -156,22 +156,22 @@ class SearchQA:
         return Question(
             text=world.ask(chain),
             answers=(chain[-1].y,),
-            about=world.about(chain),
+            identity=world.identity(chain),
             world=number,
             chain=chain,
         )
 
-    def given(self) -> Iterator[tuple[int, str, Reading]]:
+    def list_problems(self) -> Iterator[tuple[int, str, SearchState]]:
         """Yield (row, split, state) of each question of the file, in its order."""
-        for row, question in enumerate(self._given or ()):
-            yield row, questions.split_of(question), Reading(question)
+        for row, question in enumerate(self._file_questions or ()):
+            yield row, questions.split_of(question), SearchState(question)
 
-    def render(self, state: Reading) -> str:
+    def render(self, state: SearchState) -> str:
         """Return "Question: ..." and below it the result of the last action."""
         shown = f"Question: {state.question.text}"
         return f"{shown}\n{state.shown}" if state.shown else shown
 
-    def step(self, state: Reading, action: str, rng: np.random.Generator | None = None) -> Step:
+    def step(self, state: SearchState, action: str, rng: np.random.Generator | None = None) -> Step:
         """Search, or take an answer, whatever the action holds. `rng` is unused.
 
         info: "kind" of action (from `reading.read_action`), "success" (an answer is exactly right);
@@ -182,22 +182,22 @@ class SearchQA:
         info: dict[str, object] = {"success": False, "kind": kind or "none"}
         if kind == "search":
             query = text[:MAX_QUERY]
-            (found,) = self._searched(state.question).search([query], self.documents)
+            (found,) = self._find_retriever(state.question).search([query], self.documents)
             documents = show_documents(
                 found, document_chars=self.document_chars, total_chars=self.total_chars
             )
             shown = f"Search results for '{_short(query)}':\n{documents}"
             info["found"] = len(found)
-            return Step(Reading(state.question, query, shown), 0.0, False, info)
+            return Step(SearchState(state.question, query, shown), 0.0, False, info)
         if not kind:
-            return Step(replace(state, shown=_AGAIN), 0.0, False, info)
-        scored = score_answer(text[:MAX_ANSWER], state.question.answers)
-        info |= {"f1": scored["f1"], "exact_match": scored["exact_match"]}
-        info["success"] = scored["exact_match"]
+            return Step(replace(state, shown=_FORMAT_HINT), 0.0, False, info)
+        score = score_answer(text[:MAX_ANSWER], state.question.answers)
+        info |= {"f1": score["f1"], "exact_match": score["exact_match"]}
+        info["success"] = score["exact_match"]
         after = replace(state, shown=f"Your answer: {_short(text)}")
-        return Step(after, float(scored["reward"]), True, info)
+        return Step(after, float(score["reward"]), True, info)
 
-    def _searched(self, question: Question) -> Retriever:
+    def _find_retriever(self, question: Question) -> Retriever:
         """Return the retriever for a question."""
         return self._retriever or _index(question.world, self.things)
 
@@ -220,11 +220,11 @@ class SearchQA:
 
         return DenseIndex(index).resident(mesh, documents)
 
-    def identity(self, state: Reading) -> str:
+    def identity(self, state: SearchState) -> str:
         """Return the facts that lead to the answer, for a given question its normalized text."""
-        return state.question.about
+        return state.question.identity
 
-    def solve(self, state: Reading) -> tuple[str, ...] | None:
+    def solve(self, state: SearchState) -> tuple[str, ...] | None:
         """Return how a reader finds the answer from here: a search for each thing in the chain.
 
         None if a search did not show the document that it was for. For a given question, whose
@@ -235,7 +235,7 @@ class SearchQA:
             return None
         return (*(f"search[{link.x}]" for link in rest), f"finish[{state.question.answers[0]}]")
 
-    def explain(self, state: Reading, plan: Sequence[str]) -> str:
+    def explain(self, state: SearchState, plan: Sequence[str]) -> str:
         """Return the expert's reasoning: the latest known fact of the chain, and the next to find.
 
         For example "birthplace of Marwyn is Corford find mayor of Corford". It does not reveal the
@@ -247,19 +247,19 @@ class SearchQA:
         parts += [f"find {link.relation} of {link.x}" for link in rest[:1]]
         return " ".join(parts)
 
-    def _rest(self, state: Reading) -> tuple[Link, ...]:
+    def _rest(self, state: SearchState) -> tuple[Link, ...]:
         """Return the facts of the chain after the last fact that is shown."""
         chain = state.question.chain
         seen = [i for i, link in enumerate(chain) if link.sentence() in state.shown]
         return chain[seen[-1] + 1 :] if seen else chain
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of facts in `thought` that a shown document states, number of facts).
 
         Facts are stated in the form of `explain`. For given questions, whose wording is free,
         nothing is checked: (0, 0).
         """
-        if self._given is not None:
+        if self._file_questions is not None:
             return 0, 0
         claims = [
             Link(x.title(), relation.lower(), y)
@@ -272,9 +272,9 @@ class SearchQA:
 
 def _check_generated(retriever: str, sources: dict[str, str | None]) -> None:
     """Raise ValueError for a source of documents that generated questions do not need."""
-    usual = {"retriever": "bm25", **dict.fromkeys(sources)}
+    defaults = {"retriever": "bm25", **dict.fromkeys(sources)}
     for name, value in {"retriever": retriever, **sources}.items():
-        if value != usual[name]:
+        if value != defaults[name]:
             raise ValueError(
                 f"{name}={value!r} is for questions of a file, but path is None: generated "
                 "questions have their own encyclopedia, which is searched in process"
@@ -289,5 +289,5 @@ def _index(number: int, things: int) -> BM25:
 
 def _short(text: str) -> str:
     """Return a query or an answer as the observation repeats it."""
-    line = one_line(text[: 4 * SHOWN])
-    return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
+    line = one_line(text[: 4 * MAX_ECHO])
+    return line if len(line) <= MAX_ECHO else line[: MAX_ECHO - 3] + "..."

@@ -23,21 +23,21 @@ class Question:
     """A question and its right answers.
 
     answers: any of them counts as right
-    about: its identity
+    identity: the same for equal questions
     world: for a generated question, the number of its encyclopedia
     chain: for a generated question, the facts that lead to its answer
     """
 
     text: str
     answers: tuple[str, ...]
-    about: str
+    identity: str
     world: int = 0
     chain: tuple[Link, ...] = ()
 
 
 def split_of(question: Question) -> str:
     """Return the split of a question, from a hash of its identity."""
-    return split_by_hash("search_qa", question.about)
+    return split_by_hash("search_qa", question.identity)
 
 
 def load_questions(path: str | Path, *, max_rows: int | None = None) -> tuple[Question, ...]:
@@ -64,7 +64,7 @@ def load_questions(path: str | Path, *, max_rows: int | None = None) -> tuple[Qu
     return tuple(questions)
 
 
-def normal(text: str) -> str:
+def normalize(text: str) -> str:
     """Return only the letters and digits of a text, in lower case."""
     return re.sub(r"[\W_]", "", text.lower())
 
@@ -77,22 +77,24 @@ def _question(path: str | Path, index: int, row: Any) -> Question:
         missing = QUESTION if QUESTION not in row else FIELDS[1]
         raise ValueError(f"row {index} of {path} lacks the field {missing}")
     answers = [row[field]] if isinstance(row[field], str) else row[field]
-    if not isinstance(answers, list) or not answers or not all(map(_says, answers)):
+    if not isinstance(answers, list) or not answers or not all(map(_is_valid_text, answers)):
         raise ValueError(
             f"field {field} of row {index} of {path} must be a text or some texts of up to "
             f"{MAX_TEXT} characters: {ascii(row[field])[:60]}"
         )
     text = row[QUESTION]
-    if not _says(text):
+    if not _is_valid_text(text):
         raise ValueError(
             f"field {QUESTION} of row {index} of {path} must be a text of up to {MAX_TEXT} "
             f"characters: {ascii(text)[:60]}"
         )
     # A question without letters or digits is identified by its text.
-    return Question(text.strip(), tuple(a.strip() for a in answers), normal(text) or text.strip())
+    return Question(
+        text.strip(), tuple(a.strip() for a in answers), normalize(text) or text.strip()
+    )
 
 
-def _says(value: Any) -> bool:
+def _is_valid_text(value: Any) -> bool:
     """Whether a value is text that is not blank and not too long."""
     return is_text(value) and 0 < len(value.strip()) and len(value) <= MAX_TEXT
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from ragen_jax.envs.search_qa.retrieve import Document
 
-NOTHING = "No relevant documents found for the query."
+NO_DOCUMENTS = "No relevant documents found for the query."
 MAX_ANSWER = 2000  # characters of an answer that are read
 MAX_NAME = 60  # characters of a document's name that are shown
 
 _BOXED = re.compile(r"\\boxed\{([^{}]+)\}")
 _BOLD = re.compile(r"\*+([^*]+)\*+")
-_SAID = re.compile(r"\banswer is\s*:?\s*([^.!?]+)", re.IGNORECASE)
-_SO = re.compile(r"\b(?:therefore|thus|so|hence)\b,?([^.!?]+)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\banswer is\s*:?\s*([^.!?]+)", re.IGNORECASE)
+_THEREFORE = re.compile(r"\b(?:therefore|thus|so|hence)\b,?([^.!?]+)", re.IGNORECASE)
 _SENTENCE_ENDS = re.compile(r"[.!?]+")
 
 
@@ -42,7 +42,7 @@ def find_answer(text: str) -> str:
     Only the first MAX_ANSWER characters are read.
     """
     text = one_line(text[:MAX_ANSWER])
-    for pattern in (_BOXED, _BOLD, _SAID, _SO):
+    for pattern in (_BOXED, _BOLD, _ANSWER_IS, _THEREFORE):
         for found in pattern.findall(text):
             if any(character.isalnum() for character in found):
                 return found.strip()
@@ -61,7 +61,7 @@ def show_documents(documents: Sequence[Document], *, document_chars: int, total_
       total_chars: maximum characters of the result, including headers.
     """
     if not documents:
-        return NOTHING
+        return NO_DOCUMENTS
     parts = [
         f"[Document {number}] (ID: {_cut(one_line(document.name), MAX_NAME)}, "
         f"Score: {document.score:.3f})\n{_cut(one_line(document.text), document_chars)}"

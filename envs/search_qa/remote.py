@@ -16,7 +16,7 @@ from ragen_jax.core.clean_text import one_line
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
-AT_ONCE = 16  # requests in parallel, if each holds one query
+MAX_PARALLEL = 16  # requests in parallel, if each holds one query
 QUERIES = 256  # per request of search_r1
 FIRST_PAUSE = 0.1  # seconds after the first try; doubled each time, with jitter from 0.5 to 1
 LONGEST_PAUSE = 10.0  # seconds
@@ -26,7 +26,7 @@ LONGEST_PAUSE = 10.0  # seconds
 BYTES_OF_ANSWER, BYTES_OF_DOCUMENT, MAX_BYTES = 1 << 20, 1 << 18, 32 << 20
 
 
-class Remote:
+class RemoteRetriever:
     """A retriever that asks a server."""
 
     def __init__(
@@ -45,8 +45,8 @@ class Remote:
         """
         http_json.parse_url(url)
         if protocol not in protocols.PROTOCOLS:
-            known = ", ".join(protocols.PROTOCOLS)
-            raise ValueError(f"protocol must be one of {known}, got {protocol!r}")
+            accepted = ", ".join(protocols.PROTOCOLS)
+            raise ValueError(f"protocol must be one of {accepted}, got {protocol!r}")
         if not 0 < time_limit < float("inf"):
             raise ValueError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
         if not isinstance(tries, int) or tries < 1:
@@ -80,9 +80,9 @@ class Remote:
         )
         if len(parts) <= 1:
             return [found for part in parts for found in self._ask(part, k)]
-        with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(parts))) as threads:
-            asked = threads.map(lambda part: self._ask(part, k), parts)
-            return [found for answer in asked for found in answer]
+        with concurrent.futures.ThreadPoolExecutor(min(MAX_PARALLEL, len(parts))) as threads:
+            answers = threads.map(lambda part: self._ask(part, k), parts)
+            return [found for answer in answers for found in answer]
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Document]]:
         """Send one request, up to `tries` times.
@@ -94,8 +94,8 @@ class Remote:
         for number in range(self._tries):
             if number:
                 with self._lock:
-                    share = self._random.uniform(0.5, 1.0)
-                time.sleep(share * pause)
+                    jitter = self._random.uniform(0.5, 1.0)
+                time.sleep(jitter * pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             try:
                 return self._exchange(queries, k)

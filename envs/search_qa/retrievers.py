@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.files import json_rows, json_value
+from ragen_jax.envs.search_qa.batching import BatchingRetriever
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
-from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.remote import RemoteRetriever
 from ragen_jax.envs.search_qa.retrieve import BM25, Retriever
-from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 
 # Options that give the source of documents; each retriever needs some of them.
@@ -49,15 +49,15 @@ def open_dense(index: str) -> Retriever:
     """Return dense retrieval over all devices; queries of several episodes share one product."""
     from ragen_jax.envs.search_qa.dense_index import DenseIndex  # only this needs devices
 
-    return Together(DenseIndex(index))
+    return BatchingRetriever(DenseIndex(index))
 
 
 def open_server(protocol: str, url: str) -> Retriever:
     """Return a client of a server that speaks `protocol` and must answer now."""
-    server = Remote(url, protocol=protocol, time_limit=TIME_LIMIT, tries=TRIES, seed=0)
+    server = RemoteRetriever(url, protocol=protocol, time_limit=TIME_LIMIT, tries=TRIES, seed=0)
     server.check()
     # A search_r1 request holds many queries; ragen requests, with one query each, run in parallel.
-    return Together(server) if protocol == "search_r1" else server
+    return BatchingRetriever(server) if protocol == "search_r1" else server
 
 
 RETRIEVERS: dict[str, Opener] = {

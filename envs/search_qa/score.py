@@ -9,7 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-WORTH = 0.3  # minimum F1 for a reward above 0
+MIN_F1 = 0.3  # minimum F1 for a reward above 0
 
 # Answers without partial credit: if either side is one of these, both must be equal.
 ALL_OR_NOTHING = frozenset(("yes", "no", "noanswer"))
@@ -31,7 +31,7 @@ def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str
       ground_truth: a text, or several, of which any counts as right.
 
     Returns:
-      reward: 1.0 for an exact match, else F1 if it is at least WORTH, else 0.0
+      reward: 1.0 for an exact match, else F1 if it is at least MIN_F1, else 0.0
       f1: from 0 to 1, the largest over the right answers; 1.0 for an exact match
       exact_match: bool
 
@@ -49,7 +49,7 @@ def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str
     if any(_matches(prediction, truth) for truth in truths):
         return {"reward": 1.0, "f1": 1.0, "exact_match": True}
     f1 = max(_f1(normal_form(prediction), normal_form(truth)) for truth in truths)
-    return {"reward": f1 if f1 >= WORTH else 0.0, "f1": f1, "exact_match": False}
+    return {"reward": f1 if f1 >= MIN_F1 else 0.0, "f1": f1, "exact_match": False}
 
 
 def normal_form(text: str) -> str:
@@ -62,19 +62,19 @@ def normal_form(text: str) -> str:
 
 def _matches(prediction: str, truth: str) -> bool:
     """Whether two texts have the same non-empty normal form, or are the same non-empty text."""
-    said, right = normal_form(prediction), normal_form(truth)
-    if said or right:
-        return said == right
+    answer, right = normal_form(prediction), normal_form(truth)
+    if answer or right:
+        return answer == right
     return bool(prediction.strip()) and prediction.strip() == truth.strip()
 
 
-def _f1(said: str, right: str) -> float:
+def _f1(answer: str, right: str) -> float:
     """Return the F1 of the words of two different texts in normal form."""
-    if said in ALL_OR_NOTHING or right in ALL_OR_NOTHING:
+    if answer in ALL_OR_NOTHING or right in ALL_OR_NOTHING:
         return 0.0
-    said_words, right_words = said.split(), right.split()
-    common = (Counter(said_words) & Counter(right_words)).total()
+    answer_words, right_words = answer.split(), right.split()
+    common = (Counter(answer_words) & Counter(right_words)).total()
     if not common:
         return 0.0
-    precision, recall = common / len(said_words), common / len(right_words)
+    precision, recall = common / len(answer_words), common / len(right_words)
     return 2 * precision * recall / (precision + recall)

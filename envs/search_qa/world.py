@@ -139,8 +139,8 @@ def draw_chain(draws: Draws, world: World, hops: int) -> tuple[Link, ...] | None
         link = facts[draws.below(len(facts))]
         chain.append(link)
         x = link.y
-    met = [chain[0].x, *(link.y for link in chain)]
-    return tuple(chain) if len(set(met)) == len(met) else None
+    names = [chain[0].x, *(link.y for link in chain)]
+    return tuple(chain) if len(set(names)) == len(names) else None
 
 
 def ask(chain: tuple[Link, ...]) -> str:
@@ -151,7 +151,7 @@ def ask(chain: tuple[Link, ...]) -> str:
     return f"{word} is the {relations} of {chain[0].x}?"
 
 
-def about(chain: tuple[Link, ...]) -> str:
+def identity(chain: tuple[Link, ...]) -> str:
     """Return a question's identity: its facts. They differ between worlds for the same text."""
     return " ".join(link.sentence() for link in chain)
 

@@ -50,7 +50,7 @@ class State:
     player: int  # cell
 
     @property
-    def solved(self) -> bool:
+    def is_solved(self) -> bool:
         return self.boxes == self.room.targets
 
 

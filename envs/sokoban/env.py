@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ragen_jax.envs.drawing import TILE, read_grid, tile_size
-from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
+from ragen_jax.envs.grounding import Claim, count_true, grid_lines, parse_positions
 from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
 from ragen_jax.envs.sokoban import board, rooms, solver, sprites
 from ragen_jax.envs.sokoban.board import MOVES, State
-from ragen_jax.envs.styles import Style, with_grounded
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import IMAGE, Observation, Step
 
 OBSERVATIONS = ("grid", "coordinate", "both", "image")
 
 MAX_BOXES = 8
 # With DEEP_BOXES boxes, the search for plans longer than DEEP takes at most a second.
-DEEP_BOXES, DEEP = 5, 30
+MAX_DEEP_BOXES, MAX_DEPTH = 5, 30
 
 REWARD_ACTION, REWARD_ON, REWARD_OFF, REWARD_SOLVED = -0.1, 1.0, -1.0, 10.0
 
@@ -110,10 +110,10 @@ class Sokoban:
                 "max_solution", max_solution, least=self.min_solution, most=MAX_SOLUTION
             )
         depth = self.max_solution or self.min_solution
-        if self.num_boxes > DEEP_BOXES and depth > DEEP:
+        if self.num_boxes > MAX_DEEP_BOXES and depth > MAX_DEPTH:
             raise ValueError(
-                f"max_solution (or min_solution) must be at most {DEEP} with more than "
-                f"{DEEP_BOXES} boxes, whose rooms take seconds to search deeper; got {depth}"
+                f"max_solution (or min_solution) must be at most {MAX_DEPTH} with more than "
+                f"{MAX_DEEP_BOXES} boxes, whose rooms take seconds to search deeper; got {depth}"
             )
         self.observation = one_of("observation", observation, OBSERVATIONS)
         self.tile = tile_size(tile, self.observation)
@@ -202,9 +202,9 @@ class Sokoban:
         """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} box{cells}+ target{cells}+ plan( (Up|Down|Left|Right))*"
-        return with_grounded(self.explain, thought, "player ")
+        return make_styles(self.explain, thought, "player ")
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true positions in `thought`, number of positions stated).
 
         Counts positions of the player, boxes and targets. (0, 0) if the observation holds IMAGE in
@@ -212,7 +212,7 @@ class Sokoban:
         """
         if IMAGE in observation:
             return 0, 0
-        return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+        return count_true(parse_positions(thought, _THINGS), _positions_shown(observation))
 
     def transcribe(self, image: np.ndarray) -> str:
         """Return `grid_text` of the state that `render` drew, with observation="image"."""
@@ -257,7 +257,7 @@ def coordinate_text(state: State) -> str:
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same room
 def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Return all positions that an observation shows, in the form of `stated_positions`."""
+    """Return all positions that an observation shows, in the form of `parse_positions`."""
     grid = grid_lines(observation, board.SYMBOLS)
     shown = coordinate_text(board.parse(grid)) if grid else observation
-    return frozenset(stated_positions(shown, _THINGS))
+    return frozenset(parse_positions(shown, _THINGS))

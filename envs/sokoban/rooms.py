@@ -12,7 +12,7 @@ from ragen_jax.envs.sokoban.solver import solve
 # PULLS_PER_BOX times each. On 6x6 rooms with one box, these values and the densities in `_carve`
 # give shortest plans of 3 to about 12 moves, and a uniformly random player solves about 5 in 100
 # rooms within 10 moves.
-LEAST_FLOOR_PERCENT = 45
+MIN_FLOOR_PERCENT = 45
 PULLS_PER_BOX = 6
 
 TAG = 0x50C0BA11  # tag of this environment's `Draws`
@@ -59,7 +59,7 @@ def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | No
     stride = width + 1
     board_bits = (height + 1) * stride
     floor = _carve(draws, height, width)
-    least = (height - 2) * (width - 2) * LEAST_FLOOR_PERCENT // 100
+    least = (height - 2) * (width - 2) * MIN_FLOOR_PERCENT // 100
     if floor.bit_count() < max(least, 2 * num_boxes + 1):
         return None
     targets = 0
@@ -104,15 +104,15 @@ def _carve(draws: Draws, height: int, width: int) -> int:
     for row in range(1, height - 1):
         interior |= ((1 << (width - 2)) - 1) << ((row + 1) * stride + 1)
 
-    def coins() -> int:
+    def draw_cells() -> int:
         return draws.below(1 << interior.bit_length())
 
     eighths = 4 + draws.below(3)
-    opened = coins()
+    opened = draw_cells()
     if eighths == 5:
-        opened |= coins() & coins()
+        opened |= draw_cells() & draw_cells()
     elif eighths == 6:
-        opened |= coins()
+        opened |= draw_cells()
     opened &= interior
     return _reach(draws.member(opened), opened, stride) if opened else 0
 

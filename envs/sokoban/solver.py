@@ -17,7 +17,7 @@ def solve(state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
     `max_moves` actions. Fixed rules choose among equally short plans (see `_trace`), so the result
     depends only on the state. An already solved state has the plan ().
     """
-    if state.solved:
+    if state.is_solved:
         return ()
     room = state.room
     live = live_cells(room)
@@ -31,25 +31,25 @@ def solve(state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
         layer: Layer = {}
         for boxes, players in layers[-1].items():
             free = room.floor & ~boxes
-            reached = players << 1 | players >> 1 | players << stride | players >> stride
-            walked = reached & free & ~seen[boxes]
-            if walked:
-                seen[boxes] |= walked
-                layer[boxes] = layer.get(boxes, 0) | walked
-            if not reached & boxes:
+            next_cells = players << 1 | players >> 1 | players << stride | players >> stride
+            walk_cells = next_cells & free & ~seen[boxes]
+            if walk_cells:
+                seen[boxes] |= walk_cells
+                layer[boxes] = layer.get(boxes, 0) | walk_cells
+            if not next_cells & boxes:
                 continue
             for left, right in steps:
-                pushed = players << left >> right & boxes
-                landing = pushed << left >> right & free & live
+                pushed_boxes = players << left >> right & boxes
+                landing = pushed_boxes << left >> right & free & live
                 while landing:
                     new = landing & -landing
                     landing ^= new
                     old = new << right >> left  # where the box was, and the player is now
-                    moved = boxes ^ old ^ new
-                    known = seen.get(moved, 0)
-                    if not known & old:
-                        seen[moved] = known | old
-                        layer[moved] = layer.get(moved, 0) | old
+                    new_boxes = boxes ^ old ^ new
+                    seen_cells = seen.get(new_boxes, 0)
+                    if not seen_cells & old:
+                        seen[new_boxes] = seen_cells | old
+                        layer[new_boxes] = layer.get(new_boxes, 0) | old
         layers.append(layer)
         if goal in layer:
             return _trace(layers, goal, steps)
@@ -98,7 +98,7 @@ def _predecessor(
         if layer.get(boxes, 0) & before:
             return action, boxes, before  # a walk
         box = player << left >> right & boxes
-        unpushed = boxes ^ box ^ player
-        if box and layer.get(unpushed, 0) & before:
-            return action, unpushed, before  # a push
+        old_boxes = boxes ^ box ^ player
+        if box and layer.get(old_boxes, 0) & before:
+            return action, old_boxes, before  # a push
     raise AssertionError("the layers of the search do not connect")

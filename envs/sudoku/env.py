@@ -166,15 +166,15 @@ class Sudoku:
             words.append(f"then {digit}" if kind is None else f"{kind} needs {digit}")
         return " ".join(words)
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true facts about cells in `thought`, number of facts stated).
 
         Facts are the contents of a cell's row, column and box, the digits that fit it, and its
         digit.
         """
         cells = grid.parse(grid_lines(observation, SYMBOLS))
-        claims = reading.stated(thought, self.size)
-        return sum(reading.is_so(cells, self.size, claim) for claim in claims), len(claims)
+        claims = reading.parse_claims(thought, self.size)
+        return sum(reading.is_true(cells, self.size, claim) for claim in claims), len(claims)
 
     def parse(self, grid_text: str) -> State:
         """Return the state of a grid text of this size; strict (ValueError).

@@ -48,12 +48,12 @@ def full_grid(draws: Draws, size: int) -> str:
         while left:
             grid[cell] = digit = draws.member(left)
             left ^= digit
-            struck = [peer for peer in around[cell] if fits[peer] & digit]
-            for peer in struck:
+            changed_peers = [peer for peer in around[cell] if fits[peer] & digit]
+            for peer in changed_peers:
                 fits[peer] ^= digit
             if fill():
                 return True
-            for peer in struck:
+            for peer in changed_peers:
                 fits[peer] ^= digit
         grid[cell] = 0
         return False
@@ -73,10 +73,10 @@ def identity(cells: str) -> str:
     """
     size = math.isqrt(len(cells))
     rows = "\n".join(cells[i : i + size] for i in range(0, len(cells), size))
-    return min(map(_renamed, grid_images(rows)))
+    return min(map(_rename_digits, grid_images(rows)))
 
 
-def _renamed(text: str) -> str:
+def _rename_digits(text: str) -> str:
     digits = dict.fromkeys(symbol for symbol in text if symbol in DIGITS)
     return text.translate(str.maketrans(dict(zip(digits, DIGITS, strict=False))))
 
@@ -94,12 +94,12 @@ def invariant(cells: str) -> str:
     form would distinguish all, but for 9x9 grids it is the minimum of millions of images.
     """
     size = math.isqrt(len(cells))
-    of_digit = Counter(cells)
+    digit_counts = Counter(cells)
     kinds = []
     for cell, digit in enumerate(cells):
         if digit != EMPTY:
             unit = zip(UNITS, units(size)[cell], strict=True)
-            given = {kind: sum(cells[c] != EMPTY for c in its) for kind, its in unit}
-            crossing = sorted((given["row"], given["column"]))
-            kinds.append((*crossing, given["box"], of_digit[digit]))
+            filled_counts = {kind: sum(cells[c] != EMPTY for c in its) for kind, its in unit}
+            crossing = sorted((filled_counts["row"], filled_counts["column"]))
+            kinds.append((*crossing, filled_counts["box"], digit_counts[digit]))
     return " ".join("".join(map(str, kind)) for kind in sorted(kinds))

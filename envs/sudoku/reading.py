@@ -44,27 +44,27 @@ def _placement(text: str, size: int) -> Placement | None:
     return (row - 1) * size + column - 1, str(digit)
 
 
-def stated(thought: str, size: int) -> list[Claim]:
+def parse_claims(thought: str, size: int) -> list[Claim]:
     """Return the facts that a text states, in order; -1 for a cell that is off the grid."""
     claims = []
     for match in _CLAIM.finditer(thought):
         row, column = int(match[1]), int(match[2])
         cell = (row - 1) * size + column - 1 if max(row, column) <= size else -1
-        for about, listed in _FACTS.findall(match[3]):
-            claims.append((cell, about.lower(), listed))
+        for kind, listed in _FACTS.findall(match[3]):
+            claims.append((cell, kind.lower(), listed))
     return claims
 
 
-def is_so(cells: str, size: int, claim: Claim) -> bool:
+def is_true(cells: str, size: int, claim: Claim) -> bool:
     """Whether a claim is true of a grid."""
-    cell, about, listed = claim
+    cell, kind, listed = claim
     if cell < 0:
         return False
-    if about == "is":
+    if kind == "is":
         return listed == cells[cell] != EMPTY
-    if about == "leaves":
+    if kind == "leaves":
         return cells[cell] == EMPTY and listed == " ".join(candidates(cells, cell))
-    return listed == spell(cells, units(size)[cell][UNITS.index(about)])
+    return listed == spell(cells, units(size)[cell][UNITS.index(kind)])
 
 
 def spell(cells: str, unit: tuple[int, ...]) -> str:

@@ -145,7 +145,7 @@ BRANDS = (
     *("Acorn", "Birch", "Comet", "Delta", "Ember", "Fjord", "Gale", "Heron"),
     *("Iris", "Juno", "Kite", "Lotus", "Maple", "Nova", "Orbit", "Pine"),
 )
-LEAST_PRICE, MOST_PRICE = 10, 99  # whole dollars
+MIN_PRICE, MAX_PRICE = 10, 99  # whole dollars
 
 
 def generate_catalogue(
@@ -180,7 +180,7 @@ def generated_products(products: int, *, seed: int, options: int) -> Iterator[Pr
         kind = department.kinds[draws.below(len(department.kinds))]
         first, second, third = draws.shuffled(department.attributes)[:3]
         brand = BRANDS[draws.below(len(BRANDS))]
-        price = float(LEAST_PRICE + draws.below(MOST_PRICE - LEAST_PRICE + 1))
+        price = float(MIN_PRICE + draws.below(MAX_PRICE - MIN_PRICE + 1))
         yield Product(
             asin=f"B0{number:0{digits + digits % 2}d}",  # pairs of digits
             title=f"{brand} {first} {second} {kind}",

@@ -15,12 +15,12 @@ import numpy as np
 from ragen_jax.envs.options import file_name, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Step
-from ragen_jax.envs.webshop import catalogue, expert, files, kept, pages, reward, search
+from ragen_jax.envs.webshop import catalogue, expert, files, pages, reward, search, shop_cache
 from ragen_jax.envs.webshop.goals import identity
 from ragen_jax.envs.webshop.pages import Layout, Visit
 from ragen_jax.envs.webshop.shop import Shop, generated_shop
 
-MAX_PER_PAGE = search.FOUND
+MAX_PER_PAGE = search.MAX_RESULTS
 MAX_QUERY = 1000  # characters of a query that are used
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]")
@@ -117,7 +117,7 @@ class WebShop:
         products, attributes, instructions, nouns = given.values()
         if products is not None and attributes is not None:
             found = files.Paths(products, attributes, instructions, nouns)
-            return kept.open_shop(found, seed=self.catalogue_seed)
+            return shop_cache.open_shop(found, seed=self.catalogue_seed)
         if any(path is not None for path in given.values()):
             raise ValueError(
                 "files are read if both path (items_shuffle*.json) and attributes_path "
@@ -126,7 +126,7 @@ class WebShop:
             )
         return generated_shop(self.products, self.catalogue_seed, self.options)
 
-    def given(self) -> Iterator[tuple[int, str, Visit]]:
+    def list_problems(self) -> Iterator[tuple[int, str, Visit]]:
         """Yield (row, split, state) of each goal of the files, in the order of their products."""
         if self.path is None:
             return
@@ -215,28 +215,28 @@ class WebShop:
         return replace(state, page=pages.ITEM, place=place, options=())
 
     def _buy(self, state: Visit) -> Step:
-        earned = reward.purchase_reward(
+        result = reward.purchase_reward(
             self.shop.products[state.place],
             self.shop.products[state.goal.place],
             state.goal,
             dict(state.options),
         )
-        success = earned.reward >= 1
+        success = result.reward >= 1
         info = {
-            **{"success": success, "valid": True, "raw_reward": earned.reward},
-            **{"type": earned.kind, "attributes": earned.attributes},
-            **{"options": earned.options, "price": earned.price},
+            **{"success": success, "valid": True, "raw_reward": result.reward},
+            **{"type": result.kind, "attributes": result.attributes},
+            **{"options": result.options, "price": result.price},
         }
-        paid = float(success) if self.binary else earned.reward
-        return Step(replace(state, page=pages.BOUGHT), paid, True, info)
+        earned = float(success) if self.binary else result.reward
+        return Step(replace(state, page=pages.BOUGHT), earned, True, info)
 
     def identity(self, state: Visit) -> str:
         """Return the wanted product, attributes and options, whatever the wording."""
         return identity(state.goal)
 
-    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+    def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of facts in `thought` that a page shows, number of facts stated)."""
-        return expert.grounded(observation, thought)
+        return expert.count_grounded(observation, thought)
 
     def solve(self, state: Visit) -> tuple[str, ...] | None:
         """Return the way to buy a product whose title fits; None if no search finds one.

@@ -7,7 +7,7 @@ from ragen_jax.envs.webshop import pages
 from ragen_jax.envs.webshop.catalogue import Product
 from ragen_jax.envs.webshop.goals import NO_CAP, Goal
 from ragen_jax.envs.webshop.pages import Layout, Visit
-from ragen_jax.envs.webshop.search import FOUND
+from ragen_jax.envs.webshop.search import MAX_RESULTS
 from ragen_jax.envs.webshop.shop import Shop
 
 WORDS = (
@@ -75,9 +75,9 @@ def plan(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
     if visit.page == pages.BOUGHT:
         return ()
     if visit.page == pages.START:
-        return _from_start(shop, visit, layout)
+        return _plan_from_start(shop, visit, layout)
     if visit.page == pages.RESULTS:
-        return _from_results(shop, visit, layout) or _again(shop, visit, layout)
+        return _plan_from_results(shop, visit, layout) or _plan_new_search(shop, visit, layout)
     choose = choices(shop.products[visit.place], visit.goal) or {}
     clicked = dict(visit.options)
     # Options cannot be deselected.
@@ -86,43 +86,45 @@ def plan(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
         back = () if visit.page == pages.ITEM else (_click(pages.PREVIOUS),)
         return (*back, *map(_click, missing), _click(pages.BUY))
     if visit.page != pages.ITEM:
-        return _again(shop, visit, layout)
+        return _plan_new_search(shop, visit, layout)
     found = Visit(visit.goal, pages.RESULTS, visit.query, visit.number)
-    way = _from_results(shop, found, layout)
-    return _again(shop, visit, layout) if way is None else (_click(pages.PREVIOUS), *way)
+    actions = _plan_from_results(shop, found, layout)
+    if actions is None:
+        return _plan_new_search(shop, visit, layout)
+    return (_click(pages.PREVIOUS), *actions)
 
 
 def _click(label: str) -> str:
     return f"click[{label}]"
 
 
-def _again(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
+def _plan_new_search(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
     """Return the actions through a new search; None if no search finds a product that fits."""
-    way = _from_start(shop, Visit(visit.goal), layout)
-    return None if way is None else (_click(pages.BACK), *way)
+    actions = _plan_from_start(shop, Visit(visit.goal), layout)
+    return None if actions is None else (_click(pages.BACK), *actions)
 
 
-def _from_start(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
+def _plan_from_start(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
     """Return the actions of the first search that finds a fit: by `query`, or by the title."""
     for text in (query(shop, visit), shop.products[visit.goal.place].title.lower()):
-        way = _from_results(shop, Visit(visit.goal, pages.RESULTS, text), layout)
-        if way is not None:
-            return (f"search[{text}]", *way)
+        actions = _plan_from_results(shop, Visit(visit.goal, pages.RESULTS, text), layout)
+        if actions is not None:
+            return (f"search[{text}]", *actions)
     return None
 
 
-def _from_results(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
+def _plan_from_results(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] | None:
     """Return the actions from a page of results; None if none of the products found fits.
 
     They lead to the nearest page with a product that fits, and to the first such product there.
     """
-    found = shop.find(visit.query)[:FOUND].tolist()
+    found = shop.find(visit.query)[:MAX_RESULTS].tolist()
     fitting = [rank for rank, place in enumerate(found) if fits(shop, place, visit.goal)]
     if not fitting:
         return None
     turns, rank = min(
         ((rank // layout.per_page + 1 - visit.number, rank) for rank in fitting),
-        key=lambda way: abs(way[0]),
+        key=lambda pair: abs(pair[0]),
     )
     product = shop.products[found[rank]]
     choose = (choices(product, visit.goal) or {}).values()
@@ -131,47 +133,47 @@ def _from_results(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...] |
     return tuple(map(_click, labels))
 
 
-def thought(shop: Shop, visit: Visit, layout: Layout, way: Sequence[str]) -> str:
-    """Return the expert's reasoning before it follows `way`."""
-    label = way[0].partition("[")[2].removesuffix("]") if way else ""
-    looked_for = f"find {query(shop, visit)}"
+def thought(shop: Shop, visit: Visit, layout: Layout, actions: Sequence[str]) -> str:
+    """Return the expert's reasoning before it follows `actions`."""
+    label = actions[0].partition("[")[2].removesuffix("]") if actions else ""
+    search_text = f"find {query(shop, visit)}"
     if visit.page == pages.START:
-        return looked_for
+        return search_text
     if visit.page == pages.RESULTS:
         below = "" if visit.goal.cap == NO_CAP else f" below {visit.goal.cap:.2f}"
-        if label in pages.SHOWN:
-            return f"{looked_for}{below} so {label}"
+        if label in pages.LABEL_TEXTS:
+            return f"{search_text}{below} so {label}"
         titles = [
             product.title
             for product in pages.results(shop, visit, layout).values()
             if product.asin.lower() == label
         ]
-        return " ".join([f"{looked_for}{below} take {label}", *titles[:1]])
+        return " ".join([f"{search_text}{below} take {label}", *titles[:1]])
     wanted = [x if isinstance(x, str) else x[1] for x in visit.goal.options]
     wants = [f"want {', '.join(wanted)}"] if wanted else []
     has = [f"have {', '.join(v for _, v in visit.options)}"] if visit.options else []
     return " ".join([*wants, *has, f"so {label}"])
 
 
-def grounded(observation: str, thought: str) -> tuple[int, int]:
+def count_grounded(observation: str, thought: str) -> tuple[int, int]:
     """Return (number of facts in `thought` that a page shows, number of facts stated).
 
     Facts are stated as in `thought()`. Each word after "find" and each value after "want" must be
     in the instruction, as must the price after "below"; each value after "have" must have been
     clicked.
     """
-    told = _INSTRUCTION.search(observation)
-    instruction = told[1].lower() if told else ""
+    instruction_match = _INSTRUCTION.search(observation)
+    instruction = instruction_match[1].lower() if instruction_match else ""
     words = set(re.findall(r"\w+", instruction))
     shown = _CLICKED.search(observation)
     clicked = shown[1].lower().split(", ") if shown else []
     facts = []
-    for kind, said in _CLAIM.findall(thought[:MAX_THOUGHT].lower()):
+    for kind, claim in _CLAIM.findall(thought[:MAX_THOUGHT].lower()):
         if kind == "find":
-            facts += [word in words for word in re.findall(r"\w+", said)]
+            facts += [word in words for word in re.findall(r"\w+", claim)]
         elif kind == "below":
-            facts.append(f"price lower than {said} dollars" in instruction)
+            facts.append(f"price lower than {claim} dollars" in instruction)
         else:
             where = instruction if kind == "want" else clicked
-            facts += [value in where for value in said.split(", ")]
+            facts += [value in where for value in claim.split(", ")]
     return sum(facts), len(facts)

@@ -70,7 +70,7 @@ def read_products(paths: Paths, *, seed: int) -> Iterator[Product]:
         where = f"row {row} ({ascii(asin)}) of {paths.products}"
         known = json.loads(attributes[asin]) if asin in attributes else {}
         if instructions is not None:
-            wishes = _wishes_of_people(json.loads(instructions.get(asin, b"[]")))
+            wishes = _human_wishes(json.loads(instructions.get(asin, b"[]")))
         else:
             wishes = _wish(known, f"{asin!a} of {paths.attributes}")
         if nouns is not None and asin not in nouns:
@@ -151,8 +151,8 @@ def _options(item: dict[str, Any], where: str) -> tuple[tuple[str, tuple[str, ..
     for name, contents in choices.items():
         if contents is None:
             continue
-        listed = isinstance(contents, list) and all(isinstance(x, dict) for x in contents)
-        if not is_text(name) or not listed or not all(is_text(x.get("value")) for x in contents):
+        is_list = isinstance(contents, list) and all(isinstance(x, dict) for x in contents)
+        if not is_text(name) or not is_list or not all(is_text(x.get("value")) for x in contents):
             raise ValueError(f"{bad}{ascii(name)[:30]}: {ascii(contents)[:60]}")
         values = (content["value"].strip().replace("/", " | ").lower() for content in contents)
         options[name.lower()] = tuple(values)
@@ -166,13 +166,13 @@ def _wish(known: dict[str, Any], where: str) -> tuple[Wish, ...]:
     """Return a synthetic buyer's request; () if there is none."""
     if known.get("instruction") is None:
         return ()
-    wished = tuple(known.get("instruction_attributes") or ())
-    if not wished:
+    wanted = tuple(known.get("instruction_attributes") or ())
+    if not wanted:
         raise ValueError(f"field instruction_attributes of {where} must not be empty")
-    return (Wish(known["instruction"], wished),)
+    return (Wish(known["instruction"], wanted),)
 
 
-def _wishes_of_people(said: list[dict[str, Any]]) -> tuple[Wish, ...]:
+def _human_wishes(items: list[dict[str, Any]]) -> tuple[Wish, ...]:
     """Return people's requests, without those that ask for no attribute."""
     return tuple(
         Wish(
@@ -180,7 +180,7 @@ def _wishes_of_people(said: list[dict[str, Any]]) -> tuple[Wish, ...]:
             tuple(wish["instruction_attributes"]),
             tuple(wish["instruction_options"]),
         )
-        for wish in said
+        for wish in items
         if wish["instruction_attributes"]
     )
 
@@ -250,7 +250,7 @@ class _Pieces:
         if not Path(path).is_file():
             raise ValueError(f"there is no file {path}")
         self._decoder = json.JSONDecoder()
-        self._text, self._at, self._over = "", 0, False
+        self._text, self._position, self._at_end = "", 0, False
 
     def __enter__(self) -> "_Pieces":
         try:
@@ -262,36 +262,36 @@ class _Pieces:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _more(self, name: str) -> bool:
+    def _read_more(self, name: str) -> bool:
         """Read more text; return whether there was any."""
         try:
             piece = self._file.read(_CHUNK)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self._path} cannot be read at {name}: {error}") from error
-        self._text, self._at = self._text[self._at :] + piece, 0
-        self._over = not piece
+        self._text, self._position = self._text[self._position :] + piece, 0
+        self._at_end = not piece
         return bool(piece)
 
-    def _next(self, name: str) -> str:
+    def _peek(self, name: str) -> str:
         """Return the next character other than white space, without consuming it; "" at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in " \t\n\r":
-                self._at += 1
-            if self._at < len(self._text) or not self._more(name):
-                return self._text[self._at : self._at + 1]
+            while self._position < len(self._text) and self._text[self._position] in " \t\n\r":
+                self._position += 1
+            if self._position < len(self._text) or not self._read_more(name):
+                return self._text[self._position : self._position + 1]
 
     def expect(self, sign: str, what: str) -> None:
         """Consume a sign; raise ValueError if it is not there."""
-        found = self._next(what)
+        found = self._peek(what)
         if found != sign:
             raise ValueError(f"{self._path} must hold {what}: expected {sign!r}, got {found!a}")
-        self._at += 1
+        self._position += 1
 
     def ends_with(self, sign: str, *, first: bool, name: str) -> bool:
         """Consume the comma before another element, or `sign`; return whether it was `sign`."""
-        found = self._next(name)
+        found = self._peek(name)
         if found == sign or (not first and found == ","):
-            self._at += 1
+            self._position += 1
             return found == sign
         if first and found:
             return False
@@ -302,18 +302,18 @@ class _Pieces:
 
     def value(self, name: str) -> tuple[Any, str]:
         """Consume the next value; return (value, its text)."""
-        self._next(name)
+        self._peek(name)
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = self._decoder.raw_decode(self._text, self._position)
             except (ValueError, RecursionError) as error:
                 # The value may continue after the text read so far; a number has no closing sign.
-                if len(self._text) - self._at > _MAX_ELEMENT or not self._more(name):
+                if len(self._text) - self._position > _MAX_ELEMENT or not self._read_more(name):
                     raise ValueError(
                         f"{self._path} cannot be read as JSON at {name}: {error}"
                     ) from error
                 continue
-            if end < len(self._text) or self._over:
-                text, self._at = self._text[self._at : end], end
+            if end < len(self._text) or self._at_end:
+                text, self._position = self._text[self._position : end], end
                 return value, text
-            self._more(name)
+            self._read_more(name)

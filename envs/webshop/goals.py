@@ -21,7 +21,7 @@ SHUFFLE, PERMUTATION = 233, 42  # seeds: of WebShop's order of goals, and of RAG
 # First position of RAGEN's test, validation and training goals after both shuffles. No training run
 # uses its test set, so the tiny agent imitates that set.
 _FIRST = {"imitation": 0, "eval": 500, "train": 1500}
-LEAST_GOALS = _FIRST["train"] + 1
+MIN_GOALS = _FIRST["train"] + 1
 
 Options = tuple[tuple[str, str], ...] | tuple[str, ...]
 
@@ -80,21 +80,21 @@ def make_goal(product: Product, place: int, number: int, *, seed: int) -> Goal:
     """
     draws = cap_draws(seed, product.row)
     for wish in product.wishes:
-        cap, told = draw_cap(product.price, draws)
+        cap, cap_text = draw_cap(product.price, draws)
         if number < (count := _goals_of_wish(product, wish)):
             break
         number -= count
     else:
         raise IndexError(f"product {product.asin} has fewer goals")
     if wish.options is not None:
-        text = f"{wish.text.strip('.')}{told}"
+        text = f"{wish.text.strip('.')}{cap_text}"
         return Goal(place, product.asin, text, wish.attributes, wish.options, cap)
     chosen = []
     for name, values in sorted(product.options, reverse=True):
         number, which = divmod(number, len(values))
         chosen.insert(0, (name, values[which]))
     wanted = ", and ".join(f"{name}: {value}" for name, value in chosen)
-    text = f"{wish.text}{' with ' if wanted else ''}{wanted}{told}"
+    text = f"{wish.text}{' with ' if wanted else ''}{wanted}{cap_text}"
     return Goal(place, product.asin, text, wish.attributes, tuple(chosen), cap)
 
 
@@ -132,9 +132,9 @@ def deal_released(order: np.ndarray) -> dict[str, np.ndarray]:
 
     Raises ValueError for too few goals.
     """
-    if len(order) < LEAST_GOALS:
+    if len(order) < MIN_GOALS:
         raise ValueError(
-            f"RAGEN's splits need at least {LEAST_GOALS} goals, and these products have "
+            f"RAGEN's splits need at least {MIN_GOALS} goals, and these products have "
             f"{len(order)}: give files with more products that have instructions"
         )
     ends = {"imitation": _FIRST["eval"], "eval": _FIRST["train"], "train": len(order)}

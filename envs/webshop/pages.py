@@ -18,8 +18,8 @@ BACK, PREVIOUS, NEXT, BUY = "back to search", "< prev", "next >", "buy now"  # l
 DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES = "description", "features", "reviews", "attributes"
 SUB_PAGES = (DESCRIPTION, FEATURES, REVIEWS, ATTRIBUTES)  # a page and its label have the same name
 
-SHOWN = {BACK: "Back to Search", PREVIOUS: "< Prev", NEXT: "Next >", BUY: "Buy Now"}
-SHOWN |= {name: name.title() for name in SUB_PAGES}
+LABEL_TEXTS = {BACK: "Back to Search", PREVIOUS: "< Prev", NEXT: "Next >", BUY: "Buy Now"}
+LABEL_TEXTS |= {name: name.title() for name in SUB_PAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,21 @@ def page_text(shop: Shop, visit: Visit, layout: Layout) -> str:
             parts = ["WebShop", *instruction, "Search"]
         case "results":
             total = len(shop.find(visit.query))
-            parts = [*instruction, SHOWN[BACK], f"Page {visit.number} (Total results: {total})"]
-            parts += [SHOWN[PREVIOUS]] * (visit.number > 1) + [SHOWN[NEXT]]
+            parts = [
+                *instruction,
+                LABEL_TEXTS[BACK],
+                f"Page {visit.number} (Total results: {total})",
+            ]
+            parts += [LABEL_TEXTS[PREVIOUS]] * (visit.number > 1) + [LABEL_TEXTS[NEXT]]
             for product in results(shop, visit, layout).values():
                 parts += [product.asin, product.title, product.tag]
         case "item":
-            parts = [*instruction, SHOWN[BACK], SHOWN[PREVIOUS]]
+            parts = [*instruction, LABEL_TEXTS[BACK], LABEL_TEXTS[PREVIOUS]]
             parts += _item(shop.products[visit.place], layout)
         case "bought":
             parts = ["Thank you for shopping with us!"]
         case sub_page:
-            parts = [*instruction, SHOWN[BACK], SHOWN[PREVIOUS]]
+            parts = [*instruction, LABEL_TEXTS[BACK], LABEL_TEXTS[PREVIOUS]]
             parts += _sub_page(shop.products[visit.place], sub_page)
     return SEPARATOR.join(part.strip() for part in parts if _is_shown(part))
 
@@ -93,8 +97,8 @@ def _is_shown(text: str) -> bool:
 
 def _item(product: Product, layout: Layout) -> list[str]:
     options = [text for name, values in product.options for text in (name, *values)]
-    said = [product.title, f"Price: {product.tag}", "Rating: N.A."]
-    return [*options, *said, *(SHOWN[name] for name in _sub_pages(layout)), SHOWN[BUY]]
+    texts = [product.title, f"Price: {product.tag}", "Rating: N.A."]
+    return [*options, *texts, *(LABEL_TEXTS[name] for name in _sub_pages(layout)), LABEL_TEXTS[BUY]]
 
 
 def _sub_page(product: Product, name: str) -> list[str]:

@@ -38,7 +38,7 @@ _NO_NOUNS = frozenset(
 
 
 @dataclass(frozen=True)
-class Earned:
+class PurchaseReward:
     """A purchase's reward, from 0 to 1, and its parts.
 
     kind: type reward, 1, 0.5, 0.1 or 0: whether the product is of the wanted type
@@ -61,7 +61,7 @@ def check_installed() -> None:
 
 def purchase_reward(
     product: Product, wanted: Product, goal: Goal, chosen: Mapping[str, str]
-) -> Earned:
+) -> PurchaseReward:
     """Return the reward for buying `product` with `goal` in mind.
 
     wanted: the goal's product
@@ -72,7 +72,9 @@ def purchase_reward(
     options = option_hits(chosen.values(), goal.options)
     price = product.price <= goal.cap
     parts = len(goal.attributes) + len(goal.options) + 1
-    return Earned(kind * (attributes + options + price) / parts, kind, attributes, options, price)
+    return PurchaseReward(
+        kind * (attributes + options + price) / parts, kind, attributes, options, price
+    )
 
 
 def type_reward(product: Product, wanted: Product) -> float:
@@ -107,11 +109,11 @@ def _places(product: Product) -> set[str]:
 
 def attribute_hits(product: Product, attributes: Iterable[str]) -> int:
     """Return the number of attributes that resemble one of the product's or occur in its texts."""
-    said = (product.title, " ".join(product.bullets), product.description)
-    said = tuple(text.lower() for text in said)
+    texts = (product.title, " ".join(product.bullets), product.description)
+    texts = tuple(text.lower() for text in texts)
     return sum(
         any(_similar(own, attribute) for own in product.attributes)
-        or any(attribute in text for text in said)
+        or any(attribute in text for text in texts)
         for attribute in attributes
     )
 

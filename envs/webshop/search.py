@@ -20,7 +20,7 @@ from ragen_jax.storage.atomic_io import with_retries
 if TYPE_CHECKING:
     import bm25s
 
-FOUND = 50  # maximum products per search (web_agent_site/engine/engine.py)
+MAX_RESULTS = 50  # maximum products per search (web_agent_site/engine/engine.py)
 
 _STOP_WORDS = frozenset(
     """
@@ -59,15 +59,15 @@ class Index:
     def search(self, text: str) -> np.ndarray:
         """Return the positions of matching texts, best first; equal scores in their order.
 
-        Returns at most FOUND texts, each sharing a word with `text`. Any text is allowed: unknown
-        words match nothing.
+        Returns at most MAX_RESULTS texts, each sharing a word with `text`. Any text is allowed:
+        unknown words match nothing.
         """
-        known = self._texts.vocab_dict
-        tokens = [known[token] for token in tokens_of(text) if token in known]
+        ids = self._texts.vocab_dict
+        tokens = [ids[token] for token in tokens_of(text) if token in ids]
         if not tokens:
             return np.zeros(0, np.int64)
         scores = self._texts.get_scores_from_ids(tokens)
-        return np.array(bm25.best(scores, FOUND), np.int64)
+        return np.array(bm25.best(scores, MAX_RESULTS), np.int64)
 
     def save(self, folder: Path) -> None:
         """Write the index, for `load_index`."""
@@ -85,8 +85,8 @@ class IndexBuilder:
     def add(self, text: str) -> None:
         """Add the next text."""
         vocabulary = self._vocabulary
-        numbers = [vocabulary.setdefault(token, len(vocabulary)) for token in tokens_of(text)]
-        self._texts.append(array("i", numbers))
+        ids = [vocabulary.setdefault(token, len(vocabulary)) for token in tokens_of(text)]
+        self._texts.append(array("i", ids))
 
     def index(self) -> Index:
         """Return the index of all texts. Raises ValueError if they contain no word."""

@@ -10,12 +10,12 @@ import numpy as np
 from ragen_jax.envs.problems import Draws
 from ragen_jax.envs.webshop.catalogue import TAG, Product, Products, generate_catalogue
 from ragen_jax.envs.webshop.goals import Goals, count_goals, deal_by_share, shuffled_goals
-from ragen_jax.envs.webshop.search import FOUND, Index, IndexBuilder, indexed_text
+from ragen_jax.envs.webshop.search import MAX_RESULTS, Index, IndexBuilder, indexed_text
 
-_AT_RANDOM = 2**63  # seed of the products that "<r>" shows, outside the range of catalogue seeds
-_NONE = np.zeros(0, np.int64)
+_RANDOM_SEED = 2**63  # seed of the products that "<r>" shows, outside the range of catalogue seeds
+_NO_PRODUCTS = np.zeros(0, np.int64)
 
-REMEMBERED = 1024  # number of searches whose results are cached
+CACHED_SEARCHES = 1024  # number of searches whose results are cached
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,24 +43,24 @@ class Shop:
         with "<a>", "<c>" or "<q>" list the products of an attribute, a category or a query; "<r>"
         shows random products, here always the same.
         """
-        return functools.lru_cache(maxsize=REMEMBERED)(self._find)
+        return functools.lru_cache(maxsize=CACHED_SEARCHES)(self._find)
 
     def _find(self, query: str) -> np.ndarray:
         head, _, rest = query.partition(" ")
         if head == "<r>":
-            draws = Draws(_AT_RANDOM, 0, TAG)
+            draws = Draws(_RANDOM_SEED, 0, TAG)
             shown: dict[int, None] = {}
-            while len(shown) < min(FOUND, len(self.products)):
+            while len(shown) < min(MAX_RESULTS, len(self.products)):
                 shown[draws.below(len(self.products))] = None
             return np.array(list(shown))
         if head == "<c>":  # a category is one word
             rest = rest.partition(" ")[0]
-        if head in LISTS:
-            return self.lists.get(f"{head} {rest.strip()}", _NONE)
+        if head in LIST_PREFIXES:
+            return self.lists.get(f"{head} {rest.strip()}", _NO_PRODUCTS)
         return self.index.search(query)
 
 
-LISTS = ("<a>", "<c>", "<q>")
+LIST_PREFIXES = ("<a>", "<c>", "<q>")
 
 
 def listed_under(product: Product) -> list[str]:

@@ -114,14 +114,14 @@ def action_metrics(
 
 def reasoning_metrics(
     episodes: Sequence[Episode],
-    grounded: Callable[[str, str], tuple[int, int]],
+    count_grounded: Callable[[str, str], tuple[int, int]],
     text: Callable[[np.ndarray], str],
     transcribe: Callable[[np.ndarray], str] | None = None,
 ) -> Metrics:
     """Return how much the reasoning states about the state, and how much of it is true.
 
     Args:
-      grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
+      count_grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
       text: token ids -> text (`chat.Chat.text`).
       transcribe: image -> description in words (`DrawingEnvironment`); None: images are ignored.
 
@@ -142,7 +142,7 @@ def reasoning_metrics(
     )
     right_G, stated_G = np.zeros((2, episodes[-1].group + 1))
     for (group, message, thought), times in counts.items():
-        right, stated = grounded(message, thought)
+        right, stated = count_grounded(message, thought)
         right_G[group] += times * right
         stated_G[group] += times * stated
     metrics = {"reasoning/stated": stated_G.sum() / len(turns)}
@@ -181,7 +181,7 @@ def style_metrics(
         for turn in episode.turns:
             thought = text(turn.sampled[slice(*turn.reasoning)])
             closed = turn.reasoning[1] > 0 or turn.valid
-            fits = (name for name, style in styles.items() if closed and style.wrote(thought))
+            fits = (name for name, style in styles.items() if closed and style.matches(thought))
             count[next(fits, "other")][episode.group] += 1
     turns_G = np.sum(list(count.values()), axis=0)
     metrics: Metrics = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
-from ragen_jax.envs.search_qa.dense import fit
+from ragen_jax.envs.search_qa.dense import check_fit
 from ragen_jax.envs.search_qa.dense_index import VECTORS, Settings
 from ragen_jax.envs.search_qa.e5 import E5, PASSAGE, read_shape
 from ragen_jax.envs.search_qa.passages import CHUNK, Passages, read_corpus, write_passages
@@ -74,7 +74,7 @@ def build_texts(corpus: str, index: str, *, vectors: str, encoder: str, dtype: s
         for _ in _with_progress(write_passages(fresh, read_corpus(corpus))):
             pass
         texts = Passages(fresh)
-        fit(found, width, texts)
+        check_fit(found, width, texts)
         Settings(_lasting(vectors), _lasting(encoder), dtype).write(fresh)
         return len(texts)
 

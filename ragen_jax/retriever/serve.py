@@ -23,9 +23,9 @@ from typing import Any
 from ragen_jax.core.clean_text import one_line
 from ragen_jax.core.http_json import TimedReader
 from ragen_jax.envs.search_qa import dense_index, protocols
+from ragen_jax.envs.search_qa.batching import BatchingRetriever
 from ragen_jax.envs.search_qa.dense_index import DenseIndex
 from ragen_jax.envs.search_qa.retrieve import Document, Retriever
-from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 
 SHOWN = 150  # maximum characters of a reason in an answer
@@ -76,7 +76,7 @@ class Server(ThreadingHTTPServer):
         Raises:
           ValueError: the server cannot listen at the address.
         """
-        self.retriever, self.documents = Together(retriever), documents
+        self.retriever, self.documents = BatchingRetriever(retriever), documents
         self._lock = threading.Lock()
         self._open: set[Any] = set()  # connections
         self._receiving: dict[Any, None] = {}  # connections with incomplete requests, oldest first

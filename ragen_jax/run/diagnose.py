@@ -173,7 +173,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
             draws = isinstance(environment, DrawingEnvironment)
             figures |= reasoning_metrics(
                 episodes,
-                environment.grounded,
+                environment.count_grounded,
                 task.settings.chat.text,
                 transcribe=environment.transcribe if draws else None,
             )

@@ -18,7 +18,7 @@ from ragen_jax.config.build import hash_option_files
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config, Env
 from ragen_jax.core.domains import plain
-from ragen_jax.envs import ENVS, OWN
+from ragen_jax.envs import ENVS, MODULE_CLASS
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.model import hf
 from ragen_jax.storage.atomic_io import atomic_write
@@ -173,7 +173,7 @@ def _envs_folder() -> Path:
 def _own_code(env: Env) -> Provenance:
     """Return {name: hash} of the code that an environment and its options name as MODULE:NAME."""
     names = [env.name] if env.name not in ENVS else []
-    names += [t for t in _texts(plain(env.options)) if OWN.fullmatch(t)]
+    names += [t for t in _texts(plain(env.options)) if MODULE_CLASS.fullmatch(t)]
     found = {name: own_files(name.partition(":")[0]) for name in names}
     return {f"code of {name}": files_hash(files) for name, files in found.items() if files}
 

@@ -12,7 +12,7 @@ from retrieval_servers import serve
 
 from ragen_jax.core import http_json
 from ragen_jax.core.http_json import ExchangeError, parse_json, post_json
-from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.remote import RemoteRetriever
 
 pytestmark = pytest.mark.fast
 
@@ -32,7 +32,7 @@ EVERY = [
 @pytest.mark.parametrize("way", EVERY)
 def test_a_hostile_server_costs_its_time_limit_and_a_line(way):
     with hostile(way) as url:
-        remote = Remote(url, protocol="search_r1", time_limit=LIMIT_S, tries=1, seed=0)
+        remote = RemoteRetriever(url, protocol="search_r1", time_limit=LIMIT_S, tries=1, seed=0)
         start = time.monotonic()
         with pytest.raises(ConnectionError) as caught:
             remote.search(["a"], 1)
@@ -46,7 +46,7 @@ def test_a_hostile_server_costs_its_time_limit_and_a_line(way):
 @pytest.mark.parametrize("way", SOUND_WAYS)
 def test_characters_that_are_none_are_replaced(way):
     with hostile(way) as url:
-        remote = Remote(url, protocol="search_r1", time_limit=10.0, tries=1, seed=0)
+        remote = RemoteRetriever(url, protocol="search_r1", time_limit=10.0, tries=1, seed=0)
         ((found,),) = remote.search(["a"], 1)
     assert "\ufffd" in found.name and found.text.startswith("a") and "\ufffd" in found.text
     (found.name + found.text).encode()
@@ -68,7 +68,7 @@ def test_a_name_that_is_not_looked_up(monkeypatch):
 
 def test_names_are_looked_up():
     with serve() as (url, _):
-        remote = Remote(url.replace("127.0.0.1", "localhost"), protocol="ragen", **OPTIONS)
+        remote = RemoteRetriever(url.replace("127.0.0.1", "localhost"), protocol="ragen", **OPTIONS)
         assert remote.search(["a"], 1)[0][0].text == "1 about a"
 
 

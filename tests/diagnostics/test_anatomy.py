@@ -203,13 +203,13 @@ def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
         states = [environment.step(state, environment.solve(state)[0]).state for state in states]
     thoughts = [environment.explain(state, environment.solve(state)) for state in states]
     own = [turn(*pair) for pair in zip(states, thoughts, strict=True)]
-    found = reasoning_metrics([make_episode(0, 0, own)], environment.grounded, chat.text)
+    found = reasoning_metrics([make_episode(0, 0, own)], environment.count_grounded, chat.text)
     assert found["reasoning/grounded_rate"] == 1
     # SearchQA's solver tells the one fact that it follows, which one board in 20 has by itself.
     assert found["reasoning/stated"] >= (1 if name == "search_qa" else 2)
     # One reasoning for all states, as a template would be: right only by chance.
     template = [turn(state, thoughts[0]) for state in states]
-    found = reasoning_metrics([make_episode(0, 0, template)], environment.grounded, chat.text)
+    found = reasoning_metrics([make_episode(0, 0, template)], environment.count_grounded, chat.text)
     grounded = found["reasoning/grounded_rate"]
     assert grounded < 0.5
     assert grounded > 1 / 20 or (name == "search_qa" and grounded == 1 / 20)

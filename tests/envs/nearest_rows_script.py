@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.envs.search_qa.dense import nearest, place
+from ragen_jax.envs.search_qa.dense import load_matrix, nearest
 from ragen_jax.envs.search_qa.vectors import open_vectors
 
 
@@ -30,7 +30,7 @@ def main(path, dtype, queries, k, sizes):
     data, fsdp, tensor = map(int, sizes.split(","))
     mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor)
     vectors = open_vectors(path)
-    matrix = place(vectors, mesh, dtype)
+    matrix = load_matrix(vectors, mesh, dtype)
     query_QD = np.random.default_rng(1).standard_normal((int(queries), vectors.width), np.float32)
     score_QK, row_QK = matrix.nearest(query_QD, int(k))
     shards = matrix.matrix_SRD.addressable_shards

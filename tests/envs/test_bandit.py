@@ -19,7 +19,7 @@ from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.bandit import Arm, Bandit, State, split_of
 from ragen_jax.envs.bandit import env as bandit_env
 from ragen_jax.envs.bandit.names import CONNOTATIONS, NAMES, WORDS
-from ragen_jax.envs.bandit.reading import MAX_TEXT, find_arm, stated
+from ragen_jax.envs.bandit.reading import MAX_TEXT, find_arm, parse_claims
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
 from ragen_jax.rollout.episode import start_plays
@@ -116,7 +116,7 @@ def test_bad_seeds_are_refused():
 def test_state_is_frozen_and_hashable():
     assert len({PROBLEM, State((SURE, RISKY)), State((RISKY, SURE))}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        PROBLEM.pulled = ((0, 10),)
+        PROBLEM.history = ((0, 10),)
     with pytest.raises(dataclasses.FrozenInstanceError):
         SURE.pay = 3
 
@@ -203,7 +203,7 @@ def test_a_pull_is_used_up_by_what_cannot_be_read():
     assert [step.done for step in steps] == [False, False, True]
     assert [step.info["success"] for step in steps] == [False, False, True]
     assert [step.info["best"] for step in steps] == [True, False, True]
-    assert state.pulled == ((1, 0), (None, 0), (1, 0))
+    assert state.history == ((1, 0), (None, 0), (1, 0))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_hostile_answers_are_harmless_and_fast():
     env = Bandit(pulls=2)
     start = time.process_time()
     steps = [env.step(PROBLEM, answer, Uniform(0.0)) for answer in HOSTILE * 20]
-    found = [env.grounded(env.render(PROBLEM), answer) for answer in HOSTILE]
+    found = [env.count_grounded(env.render(PROBLEM), answer) for answer in HOSTILE]
     assert time.process_time() - start < 3.0
     readable = {
         answer for answer, step in zip(HOSTILE, steps, strict=False) if step.info["readable"]
@@ -262,7 +262,7 @@ def test_hostile_answers_are_harmless_and_fast():
 def test_any_text_is_an_answer(text):
     step = Bandit().step(PROBLEM, text, Uniform(0.0))
     assert step.done and isinstance(step.reward, float)
-    assert Bandit().grounded(Bandit().render(PROBLEM), text) == (0, 0)
+    assert Bandit().count_grounded(Bandit().render(PROBLEM), text) == (0, 0)
 
 
 # ---- pay ----------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_all_that_an_expert_states_is_so(options):
         while not done:
             plan = env.solve(state)
             message = f"Notice.\n{env.render(state)}\nYou have 2 answer(s) left."
-            right, claims = env.grounded(message, env.explain(state, plan))
+            right, claims = env.count_grounded(message, env.explain(state, plan))
             assert right == claims >= env.arms
             step = env.step(state, plan[0] if seed % 3 else "none of them", rng)
             state, done = step.state, step.done
@@ -435,12 +435,12 @@ def test_all_that_an_expert_states_is_so(options):
 )
 def test_grounded(thought, found):
     env = Bandit()
-    assert env.grounded(env.render(PROBLEM), thought) == found
+    assert env.count_grounded(env.render(PROBLEM), thought) == found
 
 
 def test_every_fact_of_a_text_is_read_in_order():
     text = "Red Table pays 0.10 chance 100% Blue  window pulled 3"
-    assert stated(text) == [
+    assert parse_claims(text) == [
         ("red table", "pays", Decimal("0.10")),
         ("red table", "chance", Decimal(1)),
         ("blue window", "pulled", Decimal(3)),
@@ -481,13 +481,13 @@ def test_problems_are_as_asked(options):
     env = Bandit(**options)
     for seed in range(150):
         state = env.reset(seed)
-        assert state.pulled == () and len({arm.name for arm in state.arms}) == env.arms
+        assert state.history == () and len({arm.name for arm in state.arms}) == env.arms
         risky = [arm for arm in state.arms if arm.pay == 100 and arm.chance != 100]
         assert len(risky) == env.arms // 2
         assert all(env.chance[0] <= arm.chance <= env.chance[1] for arm in risky)
         sure = [arm for arm in state.arms if arm not in risky]
         assert all(arm.chance == 100 and env.sure[0] <= arm.pay <= env.sure[1] for arm in sure)
-        assert len({arm.expected for arm in state.arms}) > 1
+        assert len({arm.expected_pay for arm in state.arms}) > 1
         assert env.split in (None, split_of(state))
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.countdown import Countdown, Problem, evaluate, load_problems, split_of
 from ragen_jax.envs.countdown import env as countdown_env
-from ragen_jax.envs.countdown.arithmetic import MAX_NESTING, MAX_SIZE, MAX_TEXT, steps
-from ragen_jax.envs.countdown.solver import reachable, solve
+from ragen_jax.envs.countdown.arithmetic import MAX_NESTING, MAX_SIZE, MAX_TEXT, list_operations
+from ragen_jax.envs.countdown.solver import list_reachable, solve
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, SolvableEnvironment
 
@@ -348,7 +348,7 @@ def test_solver_finds_what_there_is(operators):
     for _ in range(6):
         numbers = tuple(rng.randrange(1, 13) for _ in range(rng.choice((2, 3, 4))))
         values = all_values(numbers, operators)
-        whole = reachable(numbers, operators=operators)
+        whole = list_reachable(numbers, operators=operators)
         assert whole <= values
         for target in range(0, 40):
             found = solve(numbers, target, operators=operators)
@@ -370,17 +370,17 @@ def test_solutions_by_hand():
     assert solve((3, 3, 8, 8), 24, operators="+-*") is None
     assert solve((7,), 7) == "7" and solve((7,), 8) is None
     assert solve((5, 2, 2), 0) is not None
-    assert reachable((2, 3), operators="+-") == {5, 1, -1}
-    assert reachable((2, 6)) == {8, 4, -4, 12, 3}
+    assert list_reachable((2, 3), operators="+-") == {5, 1, -1}
+    assert list_reachable((2, 6)) == {8, 4, -4, 12, 3}
 
 
 def test_steps_and_explanation():
-    assert steps("(44-19)+35") == ["44-19=25", "25+35=60"]
-    assert steps("2*(7-9)/3") == ["7-9=-2", "2*-2=-4", "-4/3=-4/3"]
-    assert steps("7") == []
+    assert list_operations("(44-19)+35") == ["44-19=25", "25+35=60"]
+    assert list_operations("2*(7-9)/3") == ["7-9=-2", "2*-2=-4", "-4/3=-4/3"]
+    assert list_operations("7") == []
     for text in ("1/0", "x", ""):
         with pytest.raises(ValueError, match="not an expression with a value"):
-            steps(text)
+            list_operations(text)
     env = Countdown()
     plan = env.solve(PROBLEM)
     assert env.step(PROBLEM, *plan).info["success"]

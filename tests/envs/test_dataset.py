@@ -147,12 +147,12 @@ def test_what_would_be_imitated_trains_where_nothing_is(own):
     assert isinstance(plain, FileEnvironment) and isinstance(plain, Environment)
     assert not isinstance(plain, SolvableEnvironment)
     dealt = [split_by_hash("dataset", " ".join(row["prompt"].lower().split())) for row in ROWS]
-    assert [split for _, split, _ in solved.given()] == dealt
-    assert [split for _, split, _ in plain.given()] == [
+    assert [split for _, split, _ in solved.list_problems()] == dealt
+    assert [split for _, split, _ in plain.list_problems()] == [
         "train" if split == "imitation" else split for split in dealt
     ]
     assert (plain.fields, solved.fields) == (("prompt",), ("prompt", "answer"))
-    assert [row for row, _, _ in build(max_rows=7).given()] == list(range(7))
+    assert [row for row, _, _ in build(max_rows=7).list_problems()] == list(range(7))
 
 
 def test_one_reply_is_paid(own):
@@ -161,7 +161,7 @@ def test_one_reply_is_paid(own):
     right = ROWS[state.row]["answer"]
     step = environment.step(state, right, None)
     assert (step.reward, step.done, step.info) == (1.0, True, {"success": True})
-    assert step.state.said == (("assistant", right),) and state.said == ()
+    assert step.state.messages == (("assistant", right),) and state.messages == ()
     step = environment.step(state, "none", None)
     assert (step.reward, step.done, step.info) == (0.25, True, {"success": False})
     assert build(success=0.25).step(state, "none", None).info["success"]
@@ -246,7 +246,7 @@ def test_a_reply_may_call_a_function(own):
     assert environment.render(step.state) == right
     last = environment.step(step.state, right, None)
     assert last.reward == 1.0 and last.done and last.info["success"]
-    assert [role for role, _ in last.state.said] == ["assistant", "tool", "assistant"]
+    assert [role for role, _ in last.state.messages] == ["assistant", "tool", "assistant"]
     step = environment.step(
         state, f"<tool_call>\n{json.dumps({'name': 'facts'})}\n</tool_call>", None
     )
@@ -320,7 +320,7 @@ def test_prompts_may_be_messages(own):
     ]
     write(own / "rows.jsonl", [*rows, {"q": [{"role": "user", "content": parts}], "answer": "b"}])
     environment = build(prompt="q", step="mine:again", split=None)
-    states = [state for _, _, state in environment.given()]
+    states = [state for _, _, state in environment.list_problems()]
     assert states[3].prompt == "Be brief.\n\nSay a3." and states[9].prompt == "Say b."
     assert environment.step(states[3], "a3", None).reward == 1.0
 
@@ -331,7 +331,7 @@ def test_the_same_rows_in_any_format(own):
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), own / "rows.parquet")
     (own / "rows.json").write_text("\ufeff " + json.dumps(ROWS), encoding="utf-8-sig")
     (own / "rows.json").write_text(json.dumps(ROWS, indent=1))
-    states = [[*build(path=f"rows.{e}").given()] for e in ("jsonl", "json", "parquet")]
+    states = [[*build(path=f"rows.{e}").list_problems()] for e in ("jsonl", "json", "parquet")]
     assert states[0] == states[1] == states[2] and len(states[0]) == len(ROWS)
 
 
@@ -342,7 +342,7 @@ def test_splits_of_a_field(own, capsys):
     rows += [{"prompt": "Say 9. ", "answer": "", "part": "train"}]
     write(own / "rows.jsonl", rows)
     environment = build(split_field="part")
-    assert [(row, split) for row, split, _ in environment.given()] == [
+    assert [(row, split) for row, split, _ in environment.list_problems()] == [
         *((i, "train") for i in range(1, 6)),
         (6, "eval"),
         (7, "eval"),
@@ -364,8 +364,8 @@ def test_a_data_set_that_datasets_finds(own, monkeypatch):
     write(own / "hub" / "train.jsonl", ROWS)
     write(own / "hub" / "test.jsonl", ROWS[:30])
     hub = dict(path=None, hub=str(own / "hub"))
-    assert [*build(**hub).given()] == [*build().given()]
-    assert len([*build(**hub, hub_split="test").given()]) == 30
+    assert [*build(**hub).list_problems()] == [*build().list_problems()]
+    assert len([*build(**hub, hub_split="test").list_problems()]) == 30
     with pytest.raises(ValueError, match="datasets.load_dataset finds no .*hub/dev: ValueError: "):
         build(**hub, hub_split="dev")
 
@@ -440,7 +440,7 @@ def test_the_command_that_looks_at_data(own):
     words += ["--config.env.options.path=rows.jsonl", "--config.env.options.reward=mine:score"]
     code, out, err = call(*words)
     assert (code, err) == (0, "")
-    held_out = [row for row, split, _ in build().given() if split == "eval"]
+    held_out = [row for row, split, _ in build().list_problems() if split == "eval"]
     assert out.splitlines()[:6] == [
         "dataset: rows.jsonl",
         "  fields      prompt",
@@ -482,7 +482,7 @@ def test_the_example_of_the_page_is_short_and_pays(documented):
     assert sum(len(text.splitlines()) for kind, text in blocks()[:3] if kind != "json") < 20
     options = dict(path="prompts.jsonl", reward="lengths:score")
     environment = build(**options)
-    states = {state.prompt: state for _, _, state in environment.given()}
+    states = {state.prompt: state for _, _, state in environment.list_problems()}
     state = states["Name a colour in five letters."]
     assert environment.step(state, "green", None).info == {"success": True}
     assert environment.step(state, "red", None).reward == pytest.approx(0.6)

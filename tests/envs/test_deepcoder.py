@@ -7,9 +7,9 @@ import pytest
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.deepcoder import DeepCoder, expressions, process
-from ragen_jax.envs.deepcoder.env import program_of
+from ragen_jax.envs.deepcoder.env import extract_program
 from ragen_jax.envs.deepcoder.problems import split_of
-from ragen_jax.envs.deepcoder.tasks import FAMILIES, partial
+from ragen_jax.envs.deepcoder.tasks import FAMILIES, list_partial_expressions
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment
 
@@ -37,7 +37,7 @@ def block(code):
 def test_contract_and_registry():
     env = make_env("deepcoder", tests=4, split="eval")
     assert isinstance(env, Environment) and isinstance(env, SolvableEnvironment)
-    assert isinstance(env, FileEnvironment) and list(env.given()) == []
+    assert isinstance(env, FileEnvironment) and list(env.list_problems()) == []
     assert env.actions == () and ENVS["deepcoder"] is DeepCoder
     assert "```python" in env.instructions and "{" not in env.instructions
     with pytest.raises(ValueError, match=r"'retries'.*accepted: language, steps"):
@@ -102,7 +102,7 @@ def test_splits_share_no_problem(language):
 def test_problems_are_of_every_kind():
     env = DeepCoder()
     states = [env.reset(seed) for seed in range(120)]
-    assert {state.about.split()[0] for state in states} == set(FAMILIES)
+    assert {state.identity.split()[0] for state in states} == set(FAMILIES)
     assert {test.function for state in states for test in state.tests} == {"", "solve"}
     assert all(len(state.tests) == 8 for state in states)
     # No constant output passes more than five of eight tests.
@@ -143,7 +143,7 @@ def test_the_expression_of_a_problem_is_what_it_tells():
 
 
 def test_the_reasoning_goes_step_by_step():
-    assert partial("max((a-4)*b,7)") == ["a", "a-4", "(a-4)*b", "max((a-4)*b,7)"]
+    assert list_partial_expressions("max((a-4)*b,7)") == ["a", "a-4", "(a-4)*b", "max((a-4)*b,7)"]
 
 
 # ---- expressions --------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_an_expression_earns_the_share_of_its_tests():
         **{"success": True, "readable": True, "passed": 50, "total": 50}
     }
     shares = set()
-    for text in (*partial(whole), "0", "a", "b"):
+    for text in (*list_partial_expressions(whole), "0", "a", "b"):
         values = [
             eval(text, {}, dict(zip("abc", map(int, t.input.split()), strict=True)))
             for t in state.tests
@@ -224,12 +224,12 @@ def test_an_expression_earns_the_share_of_its_tests():
     ],
 )
 def test_the_last_block_is_the_program(reply, program):
-    assert program_of(reply) == program
+    assert extract_program(reply) == program
 
 
 def test_reading_a_reply_takes_time_by_its_length():
-    assert program_of("```python\n" * 10**5) is None
-    assert program_of("`" * 10**6) is None
+    assert extract_program("```python\n" * 10**5) is None
+    assert extract_program("`" * 10**6) is None
 
 
 def test_a_reply_without_a_program_starts_no_process(monkeypatch):
@@ -242,13 +242,13 @@ def test_a_reply_without_a_program_starts_no_process(monkeypatch):
 
 def test_rewards_are_shares_of_tests():
     env = DeepCoder()
-    state = next(s for s in map(env.reset, range(99)) if s.about.startswith("numbers"))
+    state = next(s for s in map(env.reset, range(99)) if s.identity.startswith("numbers"))
     (right,) = env.solve(state)
     assert env.step(state, right).reward == 1.0
     assert env.step(state, right).info["success"] is True
     outputs = [test.output for test in state.tests]
     half = state.tests[0].input.split()[0]
-    code = program_of(right)
+    code = extract_program(right)
     if state.tests[0].function:
         code += f"\nsolve_ = solve\ndef solve(*x): return solve_(*x) if x[0] <= {half} else None"
     else:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ragen_jax.envs.deepcoder import DeepCoder, given
-from ragen_jax.envs.deepcoder.given import load_problems, normal
-from ragen_jax.envs.deepcoder.problems import Test, split_of, widest
+from ragen_jax.envs.deepcoder import DeepCoder, file_problems
+from ragen_jax.envs.deepcoder.file_problems import load_problems, normalize
+from ragen_jax.envs.deepcoder.problems import Test, select_longest, split_of
 from ragen_jax.envs.problems import SPLITS
 
 DOUBLE = "```python\nprint(2 * int(input()))\n```"
@@ -73,7 +73,7 @@ DOUBLE = "```python\nprint(2 * int(input()))\n```"
     ],
 )
 def test_tests_of_every_form(raw, metadata, tests):
-    assert given.tests_of({"tests": raw, "metadata": metadata}, "row 0") == tests
+    assert file_problems.parse_tests({"tests": raw, "metadata": metadata}, "row 0") == tests
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_file_is_dealt_to_the_splits(cache, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"{path}: row(s) left out: 1 given before, 1 without a test that can be run"
     ]
-    found = list(envs["train"].given())
+    found = list(envs["train"].list_problems())
     assert len(found) == 60 and {split for _, split, _ in found} == set(SPLITS)
     assert found[1][2].text == "Double number 1.\n\nBegin with this code:\n```python\ndef f\n```"
     for split, env in envs.items():
@@ -123,7 +123,7 @@ def test_a_file_is_dealt_to_the_splits(cache, capsys):
         state = env.reset(2**63 - 1)
         assert env.step(state, DOUBLE).info["total"] == 3
         assert env.step(state, DOUBLE).reward == 1.0
-        assert env.solve(state) is None and env.identity(state) == normal(state.text)
+        assert env.solve(state) is None and env.identity(state) == normalize(state.text)
     short = DeepCoder(path=path, max_tests=1)
     assert short.step(short.reset(0), DOUBLE).info["total"] == 1
 
@@ -136,7 +136,7 @@ def test_of_a_folder_test_files_evaluate(cache, capsys):
     env = DeepCoder(path=folder, split="eval")
     assert "5 of train* that are in test*" in capsys.readouterr().out
     found = {"train": set(), "eval": set()}
-    for _, split, state in env.given():
+    for _, split, state in env.list_problems():
         found[split].add(state.text.partition("\n")[0])
     assert found["train"] == {f"Double number {n}." for n in range(25)}
     assert found["eval"] == {f"Double number {n}." for n in range(25, 40)}
@@ -189,7 +189,7 @@ def test_files_that_cannot_be_read_are_named(cache, monkeypatch):
 def test_a_file_is_converted_once(cache, monkeypatch):
     path = write(cache / "given.parquet", rows(0, 5))
     assert len(load_problems(path)) == 5
-    monkeypatch.setattr(given, "_rows", None)
+    monkeypatch.setattr(file_problems, "_rows", None)
     again = load_problems(path)
     assert [problem.text for problem in again][4] == "Double number 4."
     assert again.tests(4) == (Test("4\n", "8\n"), Test("5\n", "10\n"), Test("10000\n", "20000\n"))
@@ -197,6 +197,6 @@ def test_a_file_is_converted_once(cache, monkeypatch):
 
 def test_the_widest_tests_are_kept_in_their_order():
     tests = [Test("1", "a"), Test("333", "b"), Test("22", "c"), Test("4", "d")]
-    assert [t.output for t in widest(tests, 2)] == ["b", "c"]
-    assert [t.output for t in widest(tests, 3)] == ["a", "b", "c"]
-    assert list(widest(tests, None)) == tests
+    assert [t.output for t in select_longest(tests, 2)] == ["b", "c"]
+    assert [t.output for t in select_longest(tests, 3)] == ["a", "b", "c"]
+    assert list(select_longest(tests, None)) == tests

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ragen_jax.envs.deepcoder import DeepCoder, SandboxFault, grade, process, sandbox
-from ragen_jax.envs.deepcoder.grade import same_text, same_value
+from ragen_jax.envs.deepcoder.grade import is_same_text, is_same_value
 
 PRINT = [{"input": f"{n}\n", "output": f"{2 * n}\n", "testtype": "stdin_stdout"} for n in range(4)]
 
@@ -207,15 +207,15 @@ def test_a_long_number_is_right_as_an_object():
     ],
 )
 def test_wrong_text_does_not_pass(said, right):
-    assert not same_text(right, said.encode())
+    assert not is_same_text(right, said.encode())
 
 
 def test_long_output_is_compared_in_little_time():
     start = time.process_time()
     for said in ("9" * 10**6, "9 " * 5 * 10**5, "9." * 5 * 10**5, "1e" + "9" * 10**6):
-        assert not same_text("1.5", said.encode())
-        assert not same_text("15", said.encode())
-    assert not same_value("1.5", b"9" * 10**6) and not same_value(
+        assert not is_same_text("1.5", said.encode())
+        assert not is_same_text("15", said.encode())
+    assert not is_same_value("1.5", b"9" * 10**6) and not is_same_value(
         "[15]", b"[" + b"9" * 10**6 + b"]"
     )
     assert time.process_time() - start < 5
@@ -342,7 +342,7 @@ def test_a_machine_without_any_refuses(without):
 def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(sandbox, "find_bubblewrap", lambda: None)
     assert sandbox._try.__wrapped__("bubblewrap") == "command bwrap not found"
-    monkeypatch.setattr(sandbox, "filter_of_calls", lambda reading: None)
+    monkeypatch.setattr(sandbox, "make_call_filter", lambda reading: None)
     assert "needs Linux on x86_64 or aarch64" in sandbox._try.__wrapped__("landlock")
 
 
@@ -390,7 +390,7 @@ def honest(count):
                 "sys.stdin = io.StringIO(text)\n"
                 f"if kind == 'passed':\n    {lines}\nelse:\n    print('no')"
             )
-        yield code, [test.as_graded() for test in state.tests], want
+        yield code, [test.to_graded() for test in state.tests], want
 
 
 @pytest.mark.parametrize(

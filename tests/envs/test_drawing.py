@@ -168,8 +168,10 @@ def test_what_is_said_of_a_picture_is_checked_by_what_it_shows(build):
             assert seeing.transcribe(picture) == seeing.grid_text(state)
             message = f"Your last reply had no valid action.\n{seeing.transcribe(picture)}\nYou"
             for thought in (seeing.explain(state, ["Up"]), "player 22 box 33 hole 11 goal 33"):
-                found = seeing.grounded(message, thought)
-                assert found == reading.grounded(reading.render(state), thought) and found[1] > 0
+                found = seeing.count_grounded(message, thought)
+                assert (
+                    found == reading.count_grounded(reading.render(state), thought) and found[1] > 0
+                )
             state = seeing.step(state, str(rng.choice(["Up", "Down", "Left", "Right"])), rng).state
 
 
@@ -188,7 +190,7 @@ def test_a_picture_of_another_kind_is_not_transcribed(build):
 def test_of_a_picture_without_a_transcript_no_fact_is_checked(build):
     environment = build(observation="image")
     for message in (IMAGE, f"Your last reply had no valid action.\n{IMAGE}\nYou have 3 action(s)."):
-        assert environment.grounded(message, "player 22 box 33 hole 11 goal 33") == (0, 0)
+        assert environment.count_grounded(message, "player 22 box 33 hole 11 goal 33") == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from ragen_jax.configs import gymnasium as gymnasium_config
 from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.envs import make_env
-from ragen_jax.envs.engines import EngineEnvironment, Moved
+from ragen_jax.envs.engines import EngineEnvironment, EngineStep
 from ragen_jax.envs.types import Environment, LiveEnvironment
 from ragen_jax.rollout.env_calls import Limits, StepRequest, act, begin
 from ragen_jax.run.heldout import summarise
@@ -63,7 +63,7 @@ class Rolls:
         return self._roll()
 
     def step(self, action):
-        return Moved(f"{self._roll()} {action}", 0.0, False, {})
+        return EngineStep(f"{self._roll()} {action}", 0.0, False, {})
 
     def _roll(self):
         first = random.random()
@@ -81,7 +81,7 @@ class Counts:
 
     def step(self, action):
         Counts.count += 1
-        return Moved(str(Counts.count), 1.0, False, {})
+        return EngineStep(str(Counts.count), 1.0, False, {})
 
 
 @pytest.fixture(autouse=True)

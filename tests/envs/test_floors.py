@@ -56,7 +56,7 @@ def test_a_task_that_pays_zero_is_found(monkeypatch):
     """The package's uncorrected coin_flip is found."""
     found = floors.of_task("coin_flip", problems=20)
     assert found.success[1] < 0.2 and found.unearned[1] <= UNEARNED
-    monkeypatch.setattr(judge, "corrected", lambda task, answer, entry, score: score)
+    monkeypatch.setattr(judge, "correct_score", lambda task, answer, entry, score: score)
     found = floors.of_task("coin_flip", problems=20)
     assert found.success[0] == "'0'" and found.success[1] > 0.8
     assert found.unearned == found.success
@@ -75,7 +75,7 @@ def test_a_task_that_pays_zero_is_found(monkeypatch):
 )
 def test_part_payments_for_nothing_are_found(monkeypatch, task, answer, least):
     assert floors.of_task(task, problems=20).unearned[1] < least / 2
-    monkeypatch.setattr(judge, "corrected", lambda task, answer, entry, score: score)
+    monkeypatch.setattr(judge, "correct_score", lambda task, answer, entry, score: score)
     found = floors.of_task(task, problems=20)
     assert found.unearned[1] >= least, (answer, found)
 

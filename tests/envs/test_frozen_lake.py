@@ -417,7 +417,7 @@ def test_plans_are_the_safest_of_the_shortest():
             ends = env.outcomes(state, action)
             risk += sum(done and reward == 0 for _, _, reward, done in ends)
             state = env.step(state, action, None).state
-        return risk if state.on_goal else None
+        return risk if state.is_on_goal else None
 
     saved = 0
     for seed in range(60):

@@ -243,7 +243,7 @@ def test_slides_and_merges_are_those_of_a_slow_rule():
             assert all({state.rows[r][c] for r, c in cells} == {tile} for tile, cells in pairs)
             taken = [cell for _, cells in pairs for cell in cells]
             assert len(set(taken)) == len(taken) == 2 * len(pairs)
-        assert state.stuck == all(slow_move(state.rows, a)[0] == state.rows for a in board.MOVES)
+        assert state.is_stuck == all(slow_move(state.rows, a)[0] == state.rows for a in board.MOVES)
 
 
 def test_a_new_tile_by_hand():
@@ -354,7 +354,7 @@ def test_random_play_stays_within_the_rules(episodes):
                 assert step.reward == merged / env.goal + step.info["success"]
             else:
                 assert step.reward == -0.1 and step.state == state
-            assert step.done == (step.info["success"] or step.state.stuck)
+            assert step.done == (step.info["success"] or step.state.is_stuck)
             state = step.state
             if step.done:
                 wins, ends = wins + step.info["success"], ends + 1
@@ -387,7 +387,7 @@ def test_boards_are_as_asked(options):
         assert len(tiles) == env.start_tiles and sum(tiles) == state.total >= env.min_sum
         assert set(tiles) <= {2**k for k in range(1, env.goal.bit_length() - 2)}
         assert env.split in (None, split_of(state))
-        assert not state.stuck
+        assert not state.is_stuck
 
 
 def test_tiles_and_cells_are_uniform():
@@ -425,7 +425,7 @@ def test_plans_are_moves_that_change_something():
         state = random_board(rng, 4)
         plan = env.solve(state)
         assert env.solve(state) == plan
-        assert (plan is None) == state.stuck
+        assert (plan is None) == state.is_stuck
         for action in plan or ():
             step = env.step(state, action, None)
             assert step.info["moved"]
@@ -510,7 +510,7 @@ def test_what_the_expert_says_is_so(size, goal):
     for seed in range(60):
         state = env.reset(seed)
         message = f"Your last reply.\n{env.render(state)}\nYou have 2 action(s) left."
-        right, stated = env.grounded(message, env.explain(state, env.solve(state)))
+        right, stated = env.count_grounded(message, env.explain(state, env.solve(state)))
         assert right == stated >= 1
 
 
@@ -531,7 +531,7 @@ def test_what_the_expert_says_is_so(size, goal):
 def test_grounded_by_hand(thought, found):
     env = Game2048()
     message = f"Your last reply could not be read.\n{BOARD}\nYou have 2 action(s) left."
-    assert env.grounded(message, thought) == found
+    assert env.count_grounded(message, thought) == found
 
 
 @pytest.mark.medium
@@ -543,4 +543,4 @@ def test_grounded_by_hand(thought, found):
 )
 def test_hostile_thoughts_are_survived(thought):
     env = Game2048()
-    assert env.grounded(BOARD, thought) == (0, 0)
+    assert env.count_grounded(BOARD, thought) == (0, 0)

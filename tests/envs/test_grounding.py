@@ -1,11 +1,11 @@
-"""envs/grounding.py, the environments' `grounded`: which statements count, and which are true."""
+"""envs/grounding.py and `count_grounded`: which statements count, and which are true."""
 
 import pytest
 
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.countdown.problems import Problem
 from ragen_jax.envs.frozen_lake import FrozenLake
-from ragen_jax.envs.grounding import grid_lines, stated_positions
+from ragen_jax.envs.grounding import grid_lines, parse_positions
 from ragen_jax.envs.sokoban import Sokoban
 
 pytestmark = pytest.mark.fast
@@ -46,7 +46,7 @@ O__G"""
     ],
 )
 def test_stated_positions(text, claims):
-    assert stated_positions(text, THINGS) == claims
+    assert parse_positions(text, THINGS) == claims
 
 
 def test_stated_positions_survives_whatever_was_sampled():
@@ -57,7 +57,7 @@ def test_stated_positions_survives_whatever_was_sampled():
         "player (" * 2000,
         "player" + " 2 ,," * 999,
     ):
-        assert stated_positions(text, THINGS) == []
+        assert parse_positions(text, THINGS) == []
 
 
 def test_grid_lines_leave_other_lines_out():
@@ -75,10 +75,10 @@ def test_grid_lines_leave_other_lines_out():
 )
 def test_sokoban(thought, found):
     environment = Sokoban()
-    assert environment.grounded(ROOM, thought) == found
+    assert environment.count_grounded(ROOM, thought) == found
     for observation in ("coordinate", "both"):
         other = Sokoban(observation=observation)
-        assert other.grounded(other.render(environment.parse(ROOM)), thought) == found
+        assert other.count_grounded(other.render(environment.parse(ROOM)), thought) == found
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_sokoban(thought, found):
 )
 def test_frozen_lake(thought, found):
     environment = FrozenLake()
-    assert environment.grounded(LAKE, thought) == found
+    assert environment.count_grounded(LAKE, thought) == found
     for observation in ("coordinate", "both"):
         other = FrozenLake(observation=observation)
-        assert other.grounded(other.render(environment.parse(LAKE)), thought) == found
+        assert other.count_grounded(other.render(environment.parse(LAKE)), thought) == found
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_frozen_lake(thought, found):
 def test_countdown(thought, found):
     environment = Countdown()
     shown = environment.render(Problem((44, 19, 35), 60))
-    assert environment.grounded(shown, thought) == found
+    assert environment.count_grounded(shown, thought) == found

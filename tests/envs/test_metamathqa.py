@@ -13,8 +13,8 @@ from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.metamathqa import MetaMathQA, Question, load_questions, split_of
 from ragen_jax.envs.metamathqa import env as metamathqa_env
 from ragen_jax.envs.metamathqa.env import MAX_SHOWN, Attempt
-from ragen_jax.envs.metamathqa.questions import normal
-from ragen_jax.envs.metamathqa.stories import NAMES, THINGS, about, values
+from ragen_jax.envs.metamathqa.questions import normalize
+from ragen_jax.envs.metamathqa.stories import NAMES, THINGS, identity, values
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
 from ragen_jax.run import datasets
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fast
 
 FACTS = (("has", 12), ("gets", 5), ("loses", 3))
 TEXT = "Anna has 12 pens. Anna gets 5 more. Anna loses 3. How many pens does Anna have now?"
-START = Attempt(Question(TEXT, "14", about(FACTS), FACTS))
+START = Attempt(Question(TEXT, "14", identity(FACTS), FACTS))
 
 # sha256 of the observations of seeds 0..49 with default options. A different digest means that
 # every problem has changed, and with it warm starts, evaluation sets and resumed runs.
@@ -125,9 +125,9 @@ def test_bad_seeds_are_refused():
 
 
 def test_state_is_frozen_and_hashable():
-    assert len({START, dataclasses.replace(START), dataclasses.replace(START, given=1)}) == 2
+    assert len({START, dataclasses.replace(START), dataclasses.replace(START, tries=1)}) == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        START.given = 3
+        START.tries = 3
 
 
 # ---- answers ------------------------------------------------------------------------------------
@@ -257,13 +257,13 @@ def test_impossible_constraints_are_named(monkeypatch):
 
 def test_identity_is_what_it_is_about():
     def content(*facts):
-        return about((("has", 12), *facts))
+        return identity((("has", 12), *facts))
 
     assert content(("gets", 5), ("loses", 3)) == content(("sells", 3), ("buys", 5))
     assert content(("makes", 2), ("splits", 3)) == content(("splits", 3), ("makes", 2))
     assert content(("gets", 5), ("makes", 3)) != content(("makes", 3), ("gets", 5))
     assert content(("gets", 5)) != content(("loses", 5)) != content(("loses", 6))
-    assert about((("has", 12), ("gets", 3))) != about((("has", 13), ("gets", 3)))
+    assert identity((("has", 12), ("gets", 3))) != identity((("has", 13), ("gets", 3)))
 
 
 @pytest.mark.medium
@@ -286,12 +286,12 @@ def test_splits_share_no_problem_and_have_their_shares():
 def test_what_is_imitated_has_second_attempts_too():
     env = MetaMathQA(split="imitation")
     states = [env.reset(seed) for seed in range(400)]
-    again = [state for state in states if state.given]
+    again = [state for state in states if state.tries]
     assert len(again) == pytest.approx(100, abs=35)
-    assert all(state.given == 1 and state.wrong != state.question.answer for state in again)
+    assert all(state.tries == 1 and state.last_wrong != state.question.answer for state in again)
     for split in ("train", "eval", None):
         env = MetaMathQA(split=split)
-        assert not any(env.reset(seed).given for seed in range(100))
+        assert not any(env.reset(seed).tries for seed in range(100))
 
 
 def test_explanations():
@@ -299,7 +299,7 @@ def test_explanations():
     thought = "has 12 gets 5 loses 3 plan 12+5=17 17-3=14"
     assert env.explain(START, ("14",)) == thought
     assert env.explain(Attempt(Question("Why?", "so", "why")), ("so",)) == "plan so"
-    assert env.grounded(env.render(START), thought) == (3, 3)
+    assert env.count_grounded(env.render(START), thought) == (3, 3)
 
 
 # ---- file ---------------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_a_file_is_read_in_order_and_converted_once(file, tmp_path, cache, monke
         Question(
             text=f"{'xyzuv'[number % 5]} = {number}, \u221a?",
             answer=f"\\frac{{{number}}}{{2}}",
-            about=f"original{number // 2}",
+            identity=f"original{number // 2}",
             kind=("MATH_AnsAug", "GSM_Rephrased")[number % 2],
         )
         for number in range(60)
@@ -366,10 +366,10 @@ def test_questions_from_a_file_are_of_their_split(file):
     assert drawn(600, split=None) == every
     env = MetaMathQA(path=file, split=None)
     assert env.reset(5) == MetaMathQA(path=str(file), split=None).reset(5)
-    assert env.grounded(env.render(env.reset(5)), "has 5 gets 3") == (0, 0)
+    assert env.count_grounded(env.render(env.reset(5)), "has 5 gets 3") == (0, 0)
     parts = [drawn(split=split) for split in SPLITS]
     assert set.union(*parts) == every
-    originals = [{question.about for question in part} for part in parts]
+    originals = [{question.identity for question in part} for part in parts]
     assert all(not a & b for a, b in itertools.combinations(originals, 2))
     assert all(parts)
     assert {q.kind for q in drawn(split=None, types="MATH_")} == {"MATH_AnsAug"}
@@ -397,7 +397,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path, capsys):
     assert {env.reset(seed).question.answer for seed in range(50)} == {
         f"\\frac{{{number}}}{{2}}" for number in (0, 1, 2, 5)
     }
-    assert [row for row, _, _ in env.given()] == [0, 1, 2, 5]
+    assert [row for row, _, _ in env.list_problems()] == [0, 1, 2, 5]
     assert capsys.readouterr().out == ""
     file = write(tmp_path / "none.json", rows[3:5])
     with pytest.raises(ValueError, match="none of the 2 rows of .*none.json has 'The answer is: '"):
@@ -405,9 +405,11 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path, capsys):
 
 
 def test_originals_are_told_apart_by_their_content():
-    assert normal("A football team's  16 players?\n") == normal("a football team\u2019s 16 players")
-    assert normal("What is $1+2$?") != normal("What is $1-2$?")
-    assert normal("What is 12?") != normal("What is 13?")
+    assert normalize("A football team's  16 players?\n") == normalize(
+        "a football team\u2019s 16 players"
+    )
+    assert normalize("What is $1+2$?") != normalize("What is $1-2$?")
+    assert normalize("What is 12?") != normalize("What is 13?")
 
 
 @pytest.mark.parametrize(
@@ -453,4 +455,4 @@ def test_a_file_is_imitated_and_held_out(file, tmp_path):
     _, states = datasets.heldout_problems(
         MetaMathQA(path=file, split="eval"), count=3, seed=0, settings={}, directory=tmp_path
     )
-    assert len({state.question.about for state in states}) == 3
+    assert len({state.question.identity for state in states}) == 3

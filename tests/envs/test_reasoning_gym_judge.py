@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
-from ragen_jax.envs.reasoning_gym_tasks.judge import RIGHT_OR_NOTHING, corrected
+from ragen_jax.envs.reasoning_gym_tasks.judge import RIGHT_OR_NOTHING, correct_score
 
 pytestmark = pytest.mark.fast
 
@@ -54,7 +54,7 @@ def test_coin_flip_is_right_within_a_ten_thousandth():
 )
 def test_a_probability_by_hand(said, score):
     entry = {"answer": "0.375", "metadata": {"rational": {"numerator": 3, "denominator": 8}}}
-    assert corrected("coin_flip", said, entry, 1.0) == score
+    assert correct_score("coin_flip", said, entry, 1.0) == score
 
 
 @pytest.mark.parametrize(
@@ -83,36 +83,38 @@ def test_a_probability_by_hand(said, score):
 )
 def test_a_text_that_contains_the_right_answer(right, said, share):
     paid = len(right) / len(said)
-    found = corrected("leg_counting", said, {"answer": right, "metadata": {}}, paid)
+    found = correct_score("leg_counting", said, {"answer": right, "metadata": {}}, paid)
     assert found == pytest.approx(share)
 
 
 def test_scores_that_any_text_is_paid_are_nothing():
     entry = {"answer": "5", "metadata": {}}
     for score in (0.0, 0.01, 0.02, 0.05):
-        assert corrected("tower_of_hanoi", "x", entry, score) == 0.0
+        assert correct_score("tower_of_hanoi", "x", entry, score) == 0.0
     for score in (0.051, 0.5, 1.0):
-        assert corrected("tower_of_hanoi", "x", entry, score) == score
+        assert correct_score("tower_of_hanoi", "x", entry, score) == score
 
 
 def test_right_or_nothing():
     entry = {"answer": "5", "metadata": {}}
     for task in RIGHT_OR_NOTHING:
-        assert corrected(task, "x", entry, 0.99) == 0.0
-        assert corrected(task, "x", entry, 1.0) == 1.0
+        assert correct_score(task, "x", entry, 0.99) == 0.0
+        assert correct_score(task, "x", entry, 1.0) == 1.0
 
 
 def test_moves_are_not_read_out_of_prose():
     entry = {"answer": "A \u2192 B", "metadata": {}}
     for said in ("A \u2192 B", "a, b", "AB", "A -> B"):
-        assert corrected("quantum_lock", said, entry, 1.0) == 1.0
+        assert correct_score("quantum_lock", said, entry, 1.0) == 1.0
     for said in ("A: Add 3 (when any), B", "A \u2192 B!x", "press A then B", "A1B"):
-        assert corrected("quantum_lock", said, entry, 1.0) == 0.0
-    assert corrected("sokoban", "UDL R", entry, 1.0) == 1.0
-    assert corrected("sokoban", "Up, Down", entry, 1.0) == 0.0
+        assert correct_score("quantum_lock", said, entry, 1.0) == 0.0
+    assert correct_score("sokoban", "UDL R", entry, 1.0) == 1.0
+    assert correct_score("sokoban", "Up, Down", entry, 1.0) == 0.0
 
 
 @pytest.mark.parametrize("said, score", [("", 1), ('""', 1), ("''", 1), ("none", 0), ("x", 0)])
 def test_an_equation_without_a_solution(said, score):
-    assert corrected("polynomial_equations", said, {"answer": "", "metadata": {}}, 1.0) == score
-    assert corrected("polynomial_equations", said, {"answer": "0.5", "metadata": {}}, 0.0) == 0.0
+    assert correct_score("polynomial_equations", said, {"answer": "", "metadata": {}}, 1.0) == score
+    assert (
+        correct_score("polynomial_equations", said, {"answer": "0.5", "metadata": {}}, 0.0) == 0.0
+    )

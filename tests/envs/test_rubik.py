@@ -205,7 +205,7 @@ def test_hand_played_episode_with_exact_rewards():
     assert [step.reward for step in steps] == pytest.approx([-0.01, -0.01, -0.01, 0.99])
     assert [step.done for step in steps] == [False, False, False, True]
     assert [step.info for step in steps] == [{"success": step.done} for step in steps]
-    assert state.solved and env.solve(state) == ()
+    assert state.is_solved and env.solve(state) == ()
     assert type(steps[0].reward) is type(steps[-1].reward) is float
 
 
@@ -218,7 +218,7 @@ def test_distances_are_those_of_a_search_of_its_own(depths):
     table = distances.distances(5)
     assert np.bincount(table)[:6].tolist() == list(COUNTS)
     for stickers, depth in depths.items():
-        assert table[distances.number_of(State(stickers))] == depth
+        assert table[distances.cube_number(State(stickers))] == depth
     np.testing.assert_array_equal(table[table <= 4], distances.distances(4)[table <= 4])
 
 
@@ -228,7 +228,7 @@ def test_plans_are_as_short_as_can_be_and_solve(depths):
     for stickers, depth in list(depths.items())[::7]:
         plan = env.solve(State(stickers))
         assert len(plan) == depth
-        assert play(State(stickers), " ".join(plan)).solved
+        assert play(State(stickers), " ".join(plan)).is_solved
 
 
 @pytest.mark.medium
@@ -237,10 +237,10 @@ def test_cubes_beyond_the_table_are_solved_too():
     rng = np.random.Generator(np.random.Philox(3))
     lengths = []
     for number in rng.integers(distances._ARRANGEMENTS * distances._TWISTS, size=100).tolist():
-        state = distances.cube_of(number)
-        assert distances.number_of(state) == number
+        state = distances.numbered_cube(number)
+        assert distances.cube_number(state) == number
         plan = env.solve(state)
-        assert play(state, " ".join(plan)).solved
+        assert play(state, " ".join(plan)).is_solved
         # One turn changes the distance by at most one.
         assert all(abs(len(env.solve(cube.turn(state, a))) - len(plan)) <= 1 for a in env.actions)
         lengths.append(len(plan))
@@ -282,7 +282,7 @@ def test_problems_are_as_far_as_asked(moves, split):
         assert env.split in (None, split_of(state))
         plan = env.solve(state)
         assert moves[0] <= len(plan) <= moves[1]
-        assert play(state, " ".join(plan)).solved
+        assert play(state, " ".join(plan)).is_solved
 
 
 @pytest.mark.medium
@@ -330,7 +330,7 @@ def test_the_problems_are_as_many_as_the_docstring_says():
     env = Rubik(split=None)
     whole, held = [], []
     for depth in range(1, 7):
-        states = map(distances.cube_of, distances.layer(depth, 6).tolist())
+        states = map(distances.numbered_cube, distances.layer(depth, 6).tolist())
         different = {env.identity(state): state for state in states}
         whole.append(len(different))
         held.append(sum(split_of(state) == "eval" for state in different.values()))
@@ -373,7 +373,7 @@ def test_what_the_expert_says_is_so():
     for seed in range(200):
         state = env.reset(seed)
         message = f"Your last reply.\n{env.render(state)}\nYou have 2 action(s) left."
-        assert env.grounded(message, env.explain(state, env.solve(state)[:4])) == (12, 12)
+        assert env.count_grounded(message, env.explain(state, env.solve(state)[:4])) == (12, 12)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_what_the_expert_says_is_so():
 )
 def test_grounded_by_hand(thought, found):
     env = Rubik()
-    assert env.grounded(env.render(State(SOLVED)), thought) == found
+    assert env.count_grounded(env.render(State(SOLVED)), thought) == found
 
 
 @pytest.mark.parametrize(
@@ -405,4 +405,4 @@ def test_grounded_by_hand(thought, found):
 )
 def test_hostile_thoughts_are_survived(thought):
     env = Rubik()
-    assert env.grounded(env.render(State(SOLVED)), thought) == (0, 0)
+    assert env.count_grounded(env.render(State(SOLVED)), thought) == (0, 0)

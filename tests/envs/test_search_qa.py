@@ -23,11 +23,11 @@ from ragen_jax.envs.search_qa import (
     split_of,
 )
 from ragen_jax.envs.search_qa import env as search_qa_env
-from ragen_jax.envs.search_qa.env import MAX_CHARS, SHOWN, Reading
-from ragen_jax.envs.search_qa.questions import normal
+from ragen_jax.envs.search_qa.env import MAX_CHARS, MAX_ECHO, SearchState
+from ragen_jax.envs.search_qa.questions import normalize
 from ragen_jax.envs.search_qa.reading import (
     MAX_ANSWER,
-    NOTHING,
+    NO_DOCUMENTS,
     find_answer,
     read_action,
     show_documents,
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.fast
 PROBLEMS_0_TO_49 = "7a5ab47ab3107ffb637984c753c25932c443572851bb3a1616814e43c6821900"
 
 CHAIN = (Link("Marwyn", "birthplace", "Corford"), Link("Corford", "mayor", "Zannell"))
-START = Reading(
+START = SearchState(
     Question("Who is the mayor of the birthplace of Marwyn?", ("Zannell",), "about", 0, CHAIN)
 )
 
@@ -109,7 +109,7 @@ def test_contract_and_registry():
     assert "<" not in env.instructions and "{" not in env.instructions
     for said in ("search[query]", "finish[answer]", "[Document 1] (ID: ..., Score: ...)"):
         assert said in env.instructions
-    assert list(env.given()) == []
+    assert list(env.list_problems()) == []
     with pytest.raises(ValueError, match=r"'hop'.*accepted: hops, things, worlds"):
         make_env("search_qa", hop=3)
 
@@ -265,13 +265,15 @@ def test_no_document_can_pass_for_another():
     assert len(re.findall(r"^\[Document", shown, re.MULTILINE)) == 2
     assert "(ID: 1 2, Score: nan)" in shown
     assert f"\n\n[Document 2] (ID: {'n' * 60}..., Score: -1000000000.000)\nreal" in shown
-    assert show_documents([], document_chars=8, total_chars=8) == NOTHING
+    assert show_documents([], document_chars=8, total_chars=8) == NO_DOCUMENTS
 
 
 def test_a_search_that_finds_nothing_says_so(given):
     env, _ = given()
     step = env.step(env.reset(0), "search[x]")
-    assert step.state.shown == f"Search results for 'x':\n{NOTHING}" and step.info["found"] == 0
+    assert (
+        step.state.shown == f"Search results for 'x':\n{NO_DOCUMENTS}" and step.info["found"] == 0
+    )
     assert SearchQA().step(SearchQA().reset(0), "search[]").info["found"] == 0
 
 
@@ -279,7 +281,7 @@ def test_long_queries_are_cut(given):
     env, shelf = given("text")
     state = env.step(env.reset(0), f"search[{'q' * 10**6}]").state
     assert shelf.asked == [("q" * MAX_QUERY, 5)] and len(state.query) == MAX_QUERY
-    assert state.shown.startswith(f"Search results for '{'q' * (SHOWN - 3)}...':\n")
+    assert state.shown.startswith(f"Search results for '{'q' * (MAX_ECHO - 3)}...':\n")
 
 
 @pytest.mark.parametrize(
@@ -417,7 +419,7 @@ def test_an_expert_that_reads_finds_every_answer(options):
 
 def test_an_expert_that_is_misled_gives_up():
     env = SearchQA()
-    state = Reading(START.question, "Marwyn", "Search results for 'Marwyn':\nnothing of it")
+    state = SearchState(START.question, "Marwyn", "Search results for 'Marwyn':\nnothing of it")
     assert env.solve(state) is None
     assert env.solve(dataclasses.replace(state, query="else"))[0] == "search[Marwyn]"
 
@@ -426,15 +428,15 @@ def test_explanations():
     env = SearchQA()
     assert env.solve(START) == ("search[Marwyn]", "search[Corford]", "finish[Zannell]")
     assert env.explain(START, ()) == "find birthplace of Marwyn"
-    second = Reading(START.question, "Marwyn", f"of it: {CHAIN[0].sentence()} and more")
+    second = SearchState(START.question, "Marwyn", f"of it: {CHAIN[0].sentence()} and more")
     assert env.solve(second) == ("search[Corford]", "finish[Zannell]")
     thought = "birthplace of Marwyn is Corford find mayor of Corford"
     assert env.explain(second, ()) == thought
-    assert env.grounded(env.render(second), thought) == (1, 1)
-    third = Reading(START.question, "Corford", CHAIN[1].sentence())
+    assert env.count_grounded(env.render(second), thought) == (1, 1)
+    third = SearchState(START.question, "Corford", CHAIN[1].sentence())
     assert env.solve(third) == ("finish[Zannell]",)
     assert env.explain(third, ()) == "mayor of Corford is Zannell"
-    assert env.grounded(env.render(third), thought) == (0, 1)
+    assert env.count_grounded(env.render(third), thought) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +455,7 @@ def test_explanations():
 )
 def test_what_is_grounded(thought, counts):
     shown = "Marwyn was born in Corford. The emblem of Corford is the owl."
-    assert SearchQA().grounded(f"Question: x\n{shown}", thought) == counts
+    assert SearchQA().count_grounded(f"Question: x\n{shown}", thought) == counts
 
 
 @pytest.mark.medium
@@ -511,12 +513,12 @@ def test_questions_of_a_file_are_searched_for_in_its_corpus(files):
     seen = {env.reset(seed).question for seed in range(600)}
     assert seen == set(load_questions(files["path"])) and len(seen) == 60
     assert env.reset(5) == SearchQA(**files, split=None).reset(5)
-    (state,) = {s for _, _, s in env.given() if s.question.text == "Where is number 7?"}
+    (state,) = {s for _, _, s in env.list_problems() if s.question.text == "Where is number 7?"}
     step = env.step(state, "search[number7]")
     assert "Document 1] (ID: 7, " in step.state.shown and "Place 7." in step.state.shown
     assert env.solve(step.state) == ("finish[Place 7]",) and env.explain(step.state, ()) == ""
     assert env.step(step.state, "finish[Place 7]").reward == 1.0
-    assert env.grounded(env.render(step.state), "mayor of X is Y") == (0, 0)
+    assert env.count_grounded(env.render(step.state), "mayor of X is Y") == (0, 0)
     assert env.render(state) == "Question: Where is number 7?"
 
 
@@ -530,10 +532,12 @@ def test_questions_of_a_file_are_of_their_split(files):
     parts = []
     for split in SPLITS:
         env = SearchQA(**files, split=split)
-        parts.append({env.reset(seed).question.about for seed in range(300)})
-        told = [(row, of) for row, of, _ in env.given()]
+        parts.append({env.reset(seed).question.identity for seed in range(300)})
+        told = [(row, of) for row, of, _ in env.list_problems()]
         assert [row for row, _ in told] == list(range(60))
-        assert parts[-1] == {state.question.about for _, of, state in env.given() if of == split}
+        assert parts[-1] == {
+            state.question.identity for _, of, state in env.list_problems() if of == split
+        }
     assert all(parts) and all(not a & b for a, b in itertools.combinations(parts, 2))
     env = SearchQA(**files, split=None, max_rows=3)
     assert {env.reset(seed).question.answers[0] for seed in range(50)} == {
@@ -546,8 +550,8 @@ def test_equal_questions_are_one_problem(tmp_path):
         {"question": q, "answer": "x"} for q in ("Who is  it?", "who is it", "Who was it?", "??")
     ]
     questions = load_questions(write(tmp_path / "q.jsonl", rows))
-    assert [question.about for question in questions] == ["whoisit", "whoisit", "whowasit", "??"]
-    assert normal("Who's \u00c9l\u00e8ve_1?") == "whos\u00e9l\u00e8ve1"
+    assert [question.identity for question in questions] == ["whoisit", "whoisit", "whowasit", "??"]
+    assert normalize("Who's \u00c9l\u00e8ve_1?") == "whos\u00e9l\u00e8ve1"
 
 
 def test_fields_that_hold_answers(tmp_path):
@@ -685,4 +689,4 @@ def test_a_file_is_imitated_and_held_out(files, tmp_path):
     _, states = datasets.heldout_problems(
         SearchQA(**files, split="eval"), count=3, seed=0, settings={}, directory=tmp_path
     )
-    assert len({state.question.about for state in states}) == 3
+    assert len({state.question.identity for state in states}) == 3

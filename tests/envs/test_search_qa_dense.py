@@ -12,7 +12,13 @@ from nearest_rows_script import exact
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
-from ragen_jax.envs.search_qa.dense import Dense, fit, matrix_struct, nearest, place
+from ragen_jax.envs.search_qa.dense import (
+    DenseRetriever,
+    check_fit,
+    load_matrix,
+    matrix_struct,
+    nearest,
+)
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, Retriever
 from ragen_jax.envs.search_qa.vectors import open_vectors
 
@@ -41,7 +47,7 @@ def random_matrix(rows, width=24, seed=0):
 def test_the_nearest_are_those_of_numpy(saved, rows, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 100)  # 1001 rows: 11 blocks of 91
     matrix_ND = random_matrix(rows)
-    matrix = place(open_vectors(saved(matrix_ND)), MESH, "float32")
+    matrix = load_matrix(open_vectors(saved(matrix_ND)), MESH, "float32")
     query_QD = random_matrix(45, seed=1)  # computed in two products
     for k in (1, 5):
         score_QK, row_QK = matrix.nearest(query_QD, k)
@@ -53,7 +59,7 @@ def test_the_nearest_are_those_of_numpy(saved, rows, monkeypatch):
 def test_more_are_wanted_than_a_block_holds(saved, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 4)
     matrix_ND = random_matrix(30)
-    matrix = place(open_vectors(saved(matrix_ND)), MESH, "float32")
+    matrix = load_matrix(open_vectors(saved(matrix_ND)), MESH, "float32")
     _, row_QK = matrix.nearest(matrix_ND[:3], 10)
     np.testing.assert_array_equal(row_QK, exact(matrix_ND, matrix_ND[:3], 10)[1])
 
@@ -61,7 +67,7 @@ def test_more_are_wanted_than_a_block_holds(saved, monkeypatch):
 def test_of_equal_ones_the_lower_row(saved, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 8)
     matrix_ND = np.tile(np.eye(4, dtype=np.float32), (10, 1))
-    matrix = place(open_vectors(saved(matrix_ND)), MESH, "float32")
+    matrix = load_matrix(open_vectors(saved(matrix_ND)), MESH, "float32")
     score_QK, row_QK = matrix.nearest(np.eye(4, dtype=np.float32)[[2]], 12)
     assert row_QK[0].tolist() == [*range(2, 40, 4), 0, 1]
     assert score_QK[0].tolist() == [1.0] * 10 + [0.0] * 2
@@ -70,14 +76,14 @@ def test_of_equal_ones_the_lower_row(saved, monkeypatch):
 def test_rows_that_only_fill_up_are_never_found(saved, monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 4)  # two blocks of three rows
     # All products are negative, so a padding row of zeros would win.
-    matrix = place(open_vectors(saved(-np.ones((5, 3), np.float32))), MESH, "float32")
+    matrix = load_matrix(open_vectors(saved(-np.ones((5, 3), np.float32))), MESH, "float32")
     assert matrix.matrix_SRD.shape == (2, 3, 3)
     score_QK, row_QK = matrix.nearest(np.ones((1, 3)), 9)
     assert row_QK.tolist() == [[0, 1, 2, 3, 4]] and (score_QK == -3).all()
 
 
 def test_numbers_of_queries_share_a_program(saved):
-    matrix = place(open_vectors(saved(random_matrix(50))), MESH, "float32")
+    matrix = load_matrix(open_vectors(saved(random_matrix(50))), MESH, "float32")
     before = nearest._cache_size()
     alone = matrix.nearest(random_matrix(1, seed=1), 3)
     for count in (0, 2, 31, 33):
@@ -92,7 +98,7 @@ def test_numbers_of_queries_share_a_program(saved):
 def test_bfloat16(saved):
     matrix_ND = random_matrix(300)
     path = saved(matrix_ND.astype(np.float16))
-    matrix = place(open_vectors(path), MESH, "bfloat16")
+    matrix = load_matrix(open_vectors(path), MESH, "bfloat16")
     assert matrix.matrix_SRD.dtype == ml_dtypes.bfloat16
     rounded = matrix_ND.astype(np.float16).astype(ml_dtypes.bfloat16).astype(np.float32)
     query_QD = rounded[:7]
@@ -153,7 +159,7 @@ def test_a_file_of_faiss(tmp_path):
     vectors = open_vectors(path)
     assert (vectors.rows, vectors.width) == (200, 24)
     np.testing.assert_array_equal(vectors.read(3, 90), matrix_ND[3:90])
-    _, row_QK = place(vectors, MESH, "float32").nearest(matrix_ND[:9], 5)
+    _, row_QK = load_matrix(vectors, MESH, "float32").nearest(matrix_ND[:9], 5)
     np.testing.assert_array_equal(row_QK, index.search(matrix_ND[:9], 5)[1])
 
 
@@ -202,9 +208,9 @@ def test_numbers_that_are_none(saved, bad, monkeypatch):
     matrix_ND[33, 2] = bad
     vectors = open_vectors(saved(matrix_ND))
     with pytest.raises(ValueError, match=r"vectors\.npy, row 33: a vector must be finite"):
-        place(vectors, MESH, "float32")
+        load_matrix(vectors, MESH, "float32")
     with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, got 'int8'"):
-        place(vectors, MESH, "int8")
+        load_matrix(vectors, MESH, "int8")
 
 
 # ------------------------------------------------------------------------------ texts
@@ -227,8 +233,8 @@ class Letters:
 def test_documents_are_found_by_text(saved):
     texts = ["cc", "aaa", "b", "aab"]
     path = saved(Letters()(texts))
-    matrix = place(open_vectors(path), MESH, "float32")
-    index = Dense(matrix, Letters(), texts)
+    matrix = load_matrix(open_vectors(path), MESH, "float32")
+    index = DenseRetriever(matrix, Letters(), texts)
     assert isinstance(index, Retriever)
     assert index.search([], 2) == []
     a, b = index.search(["a", "\ud800b\x00"], 2)
@@ -240,7 +246,7 @@ def test_documents_are_found_by_text(saved):
 def test_long_queries_are_cut(saved):
     path = saved(np.eye(3, dtype=np.float32))
     letters = Letters()
-    index = Dense(place(open_vectors(path), MESH, "float32"), letters, "abc")
+    index = DenseRetriever(load_matrix(open_vectors(path), MESH, "float32"), letters, "abc")
     index.search(["a" * 10 * MAX_QUERY], 1)
     assert letters.longest == MAX_QUERY
 
@@ -248,8 +254,8 @@ def test_long_queries_are_cut(saved):
 def test_a_corpus_of_other_vectors_is_refused(saved):
     wide = open_vectors(saved(random_matrix(4, 5)))
     with pytest.raises(ValueError, match=r"vectors\.npy: its vectors have 5 numbers, .* encoder 3"):
-        fit(wide, Letters.width, ["a"] * 4)
+        check_fit(wide, Letters.width, ["a"] * 4)
     vectors = open_vectors(saved(random_matrix(4, 3)))
     with pytest.raises(ValueError, match=r"vectors\.npy holds 4 vectors, the corpus 3 texts"):
-        fit(vectors, Letters.width, ["a"] * 3)
-    fit(vectors, Letters.width, ["a"] * 4)
+        check_fit(vectors, Letters.width, ["a"] * 3)
+    check_fit(vectors, Letters.width, ["a"] * 4)

@@ -10,10 +10,10 @@ import pytest
 from retrieval_servers import document, echo, serve
 
 from ragen_jax.envs.search_qa import protocols, remote
+from ragen_jax.envs.search_qa.batching import BatchingRetriever
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS, Request, answer_body, read_answer
-from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.remote import RemoteRetriever
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, Retriever
-from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.types import Step
 from ragen_jax.rollout.env_calls import EnvFailure, Limits, StepRequest, StepResult, act
 
@@ -33,7 +33,7 @@ def short_pauses(monkeypatch):
 def test_what_the_server_finds(protocol):
     queries = [f"query {i}" for i in range(40)] + list(HOSTILE)
     with serve() as (url, requests):
-        index = Remote(url, protocol=protocol, **OPTIONS)
+        index = RemoteRetriever(url, protocol=protocol, **OPTIONS)
         assert isinstance(index, Retriever)
         index.check()
         del requests[:]
@@ -53,7 +53,7 @@ def test_what_the_server_finds(protocol):
 @pytest.mark.parametrize("end", ["", "/", "/retrieve", "/folder", "/folder/retrieve"])
 def test_the_address_may_name_what_is_asked(end):
     with serve() as (url, requests):
-        Remote(url + end, protocol="search_r1", **OPTIONS).search(["a"], 1)
+        RemoteRetriever(url + end, protocol="search_r1", **OPTIONS).search(["a"], 1)
     assert requests[0][0] == ("/folder/retrieve" if "folder" in end else "/retrieve")
 
 
@@ -94,8 +94,8 @@ def test_a_third_of_the_answers_are_dropped_late_or_cut_off(protocol):
         url,
         requests,
     ):
-        index = Remote(url, protocol=protocol, time_limit=0.5, tries=12, seed=1)
-        index = Together(index) if protocol == "search_r1" else index
+        index = RemoteRetriever(url, protocol=protocol, time_limit=0.5, tries=12, seed=1)
+        index = BatchingRetriever(index) if protocol == "search_r1" else index
         results = played(index, 120)
     for i, result in enumerate(results):
         assert isinstance(result, StepResult), result
@@ -109,8 +109,8 @@ def test_a_third_of_the_answers_are_dropped_late_or_cut_off(protocol):
 def test_where_there_is_no_server_episodes_are_left_out():
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    index = Remote(url, protocol="search_r1", **OPTIONS)
-    for result in played(Together(index), 9):
+    index = RemoteRetriever(url, protocol="search_r1", **OPTIONS)
+    for result in played(BatchingRetriever(index), 9):
         assert isinstance(result, EnvFailure)
         assert result.error.startswith(f"ConnectionError: retriever {url} gave no usable answer in")
         assert "refused" in result.error
@@ -133,7 +133,7 @@ MALFORMED = [
 def test_what_is_malformed_is_asked_for_again(bad):
     answers = [bad, bad]
     with serve(lambda fields: (200, answers.pop()) if answers else echo(fields)) as (url, requests):
-        index = Remote(url, protocol="search_r1", **OPTIONS)
+        index = RemoteRetriever(url, protocol="search_r1", **OPTIONS)
         ((found,),) = index.search(["a"], 1)
         assert found == Document("1", document("a", 1), 1.0)
     assert len(requests) == 3
@@ -142,9 +142,9 @@ def test_what_is_malformed_is_asked_for_again(bad):
 def test_documents_of_search_r1_may_be_plain_texts():
     answer = {"result": [[{"document": "one", "score": 2}, {"document": "two", "score": 1}]]}
     with serve(lambda fields: (200, answer)) as (url, _):
-        (found,) = Remote(url, protocol="search_r1", **OPTIONS).search(["a"], 5)
+        (found,) = RemoteRetriever(url, protocol="search_r1", **OPTIONS).search(["a"], 5)
         assert found == [Document("1", "one", 2.0), Document("2", "two", 1.0)]
-        (found,) = Remote(url, protocol="search_r1", **OPTIONS).search(["a"], 1)
+        (found,) = RemoteRetriever(url, protocol="search_r1", **OPTIONS).search(["a"], 1)
         assert found == [Document("1", "one", 2.0)]  # no more than requested
 
 
@@ -152,7 +152,7 @@ def test_statuses():
     for status, tries in ((500, 3), (503, 3), (429, 3), (400, 1), (404, 1)):
         with serve(lambda fields, s=status: (s, {"error": "why"})) as (url, requests):
             with pytest.raises(ConnectionError, match=f'{url} .*status {status}.*"error": "why"'):
-                Remote(url, protocol="ragen", **OPTIONS).search(["a"], 1)
+                RemoteRetriever(url, protocol="ragen", **OPTIONS).search(["a"], 1)
             assert len(requests) == tries
 
 
@@ -160,7 +160,7 @@ def test_an_answer_that_drips_is_late():
     with serve(trouble=lambda n: "drip", late=0.5) as (url, requests):
         start = time.monotonic()
         with pytest.raises(ConnectionError, match="TimeoutError"):
-            Remote(url, protocol="ragen", time_limit=0.3, tries=2, seed=0).search(["a"], 1)
+            RemoteRetriever(url, protocol="ragen", time_limit=0.3, tries=2, seed=0).search(["a"], 1)
         assert time.monotonic() - start < 3
     assert len(requests) == 2
 
@@ -169,7 +169,7 @@ def test_an_endless_answer_is_given_up(monkeypatch):
     monkeypatch.setattr(remote, "MAX_BYTES", 1000)  # limit for any response
     with serve(lambda fields: (200, b"x" * 100_000)) as (url, _):
         with pytest.raises(ConnectionError, match="longer than 1000 bytes"):
-            Remote(url, protocol="ragen", **OPTIONS).search(["a"], 1)
+            RemoteRetriever(url, protocol="ragen", **OPTIONS).search(["a"], 1)
 
 
 def test_pauses_double_and_are_of_the_seed(monkeypatch):
@@ -179,7 +179,9 @@ def test_pauses_double_and_are_of_the_seed(monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: slept[-1].append(seconds))
     for seed in (0, 1, 0):
         slept.append([])
-        index = Remote("http://127.0.0.1:1", protocol="ragen", time_limit=1, tries=6, seed=seed)
+        index = RemoteRetriever(
+            "http://127.0.0.1:1", protocol="ragen", time_limit=1, tries=6, seed=seed
+        )
         with pytest.raises(ConnectionError):
             index.search(["a"], 1)
         for pause, most in zip(slept[-1], (1, 2, 4, 5, 5), strict=True):
@@ -206,7 +208,7 @@ def test_pauses_double_and_are_of_the_seed(monkeypatch):
 def test_unusable_options(wrong, reason):
     options = dict(url="http://127.0.0.1:1", protocol="ragen") | OPTIONS | wrong
     with pytest.raises(ValueError, match=reason):
-        Remote(options.pop("url"), **options)
+        RemoteRetriever(options.pop("url"), **options)
 
 
 # ------------------------------------------------------------------------------ protocols
@@ -275,7 +277,7 @@ class Slow:
 
 def searched(slow, queries, counts):
     """The results of threads that search at the same time, the first one before all others."""
-    together, results = Together(slow), {}
+    together, results = BatchingRetriever(slow), {}
 
     def search(i):
         if i:

@@ -16,9 +16,9 @@ from ragen_jax.envs.search_qa.world import (
     STARTS,
     VALUES,
     Link,
-    about,
     ask,
     draw_chain,
+    identity,
     make_world,
     name_things,
     words,
@@ -81,7 +81,7 @@ def test_questions():
     assert ask((*CHAIN[:1], Link("Corford", "emblem", "owl"))) == (
         "What is the emblem of the birthplace of Marwyn?"
     )
-    assert about(CHAIN) == "Marwyn was born in Corford. The mayor of Corford is Zannell."
+    assert identity(CHAIN) == "Marwyn was born in Corford. The mayor of Corford is Zannell."
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3, 4])

@@ -373,7 +373,7 @@ def test_rooms_are_as_asked_and_solvable(options, count):
 def test_no_attempt_starts_solved():
     drawn = [rooms.draw_room(Draws(seed, 0, rooms.TAG), (6, 6), 1) for seed in range(300)]
     assert sum(state is None for state in drawn) < 200
-    assert not any(state.solved for state in drawn if state is not None)
+    assert not any(state.is_solved for state in drawn if state is not None)
 
 
 @pytest.mark.medium

@@ -37,16 +37,16 @@ def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environ
         texts = {name: style.write(state, plan, rng) for name, style in styles.items()}
         assert texts["grounded"] == environment.explain(state, plan)
         for name, text in texts.items():
-            assert styles[name].wrote(text)
-            assert styles["grounded"].wrote(text) == (name == "grounded")
-            assert styles["template"].wrote(text) == name.startswith("template")
-            assert styles["silent"].wrote(text) == (name == "silent")
-            assert not styles[name].wrote(text + " Up?")
+            assert styles[name].matches(text)
+            assert styles["grounded"].matches(text) == (name == "grounded")
+            assert styles["template"].matches(text) == name.startswith("template")
+            assert styles["silent"].matches(text) == (name == "silent")
+            assert not styles[name].matches(text + " Up?")
             assert not styles[name].openings or text.startswith(styles[name].openings)
         # Hybrids that an agent between two styles writes.
         half, other = texts["grounded"].split(" plan")[0], texts["template"]
         for hybrid in (f"{half} and win", f"{other} plan Up", other[:-3], f"Now {half} plan Up"):
-            assert not any(style.wrote(hybrid) for style in styles.values())
+            assert not any(style.matches(hybrid) for style in styles.values())
 
 
 @pytest.mark.medium
@@ -62,7 +62,7 @@ def test_every_sentence_of_the_template_is_as_likely_as_the_others():
     assert set(firsts) == set(style.openings) and min(firsts.values()) > 0.9 * N / 8
     for name, bits in (("template_opening", 3), ("template_fixed", 0)):
         fewer = {UNGROUNDED[name].write(None, (), rng) for _ in range(500)}
-        assert len(fewer) == 2**bits and all(style.wrote(text) for text in fewer)
+        assert len(fewer) == 2**bits and all(style.matches(text) for text in fewer)
 
 
 def test_a_sentence_is_a_token_a_word_and_no_longer_than_what_explain_writes(environment):

@@ -20,7 +20,7 @@ from ragen_jax.envs.sudoku import Sudoku, split_of
 from ragen_jax.envs.sudoku import env as sudoku_env
 from ragen_jax.envs.sudoku.grid import DIGITS, grid_text, is_solved, parse
 from ragen_jax.envs.sudoku.problems import full_grid, identity, invariant
-from ragen_jax.envs.sudoku.reading import MAX_TEXT, placements, stated
+from ragen_jax.envs.sudoku.reading import MAX_TEXT, parse_claims, placements
 from ragen_jax.envs.sudoku.solver import candidates, hidden_in, solve
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
 
@@ -317,7 +317,7 @@ def test_hostile_answers_are_harmless_and_fast():
     answers = hostile_answers(1000)
     start = time.process_time()
     steps = [env.step(state, answer) for answer in answers]
-    found = [env.grounded(GRID, answer) for answer in answers]
+    found = [env.count_grounded(GRID, answer) for answer in answers]
     assert time.process_time() - start < 3.0
     for step in steps:
         right, wrong = step.info["right"], step.info["wrong"]
@@ -430,7 +430,7 @@ def test_all_that_an_expert_states_is_so(options):
             thought = env.explain(state, plan[:2])
             message = f"Your last reply.\n{env.render(state)}\nYou have 3 answer(s) left."
             count = sum(answer.count("=") for answer in plan[:2])
-            assert env.grounded(message, thought) == (4 * count, 4 * count)
+            assert env.count_grounded(message, thought) == (4 * count, 4 * count)
             reasons.update(word for word in thought.split() if word in ("needs", "then"))
             step = env.step(state, plan[0])
             state, done = step.state, step.done
@@ -456,11 +456,11 @@ def test_all_that_an_expert_states_is_so(options):
     ],
 )
 def test_grounded(thought, found):
-    assert Sudoku().grounded(f"Notice.\n{GRID}\nYou have 2.", thought) == found
+    assert Sudoku().count_grounded(f"Notice.\n{GRID}\nYou have 2.", thought) == found
 
 
 def test_every_fact_of_a_text_is_read_in_order():
-    assert stated("r1c2 is 4 r9c1 row 1 . 3 leaves 2", 4) == [
+    assert parse_claims("r1c2 is 4 r9c1 row 1 . 3 leaves 2", 4) == [
         *((1, "is", "4"), (-1, "row", "1 . 3"), (-1, "leaves", "2"))
     ]
 

@@ -357,9 +357,9 @@ def test_search_orders_by_bm25_of_lucene():
     for query in ("red lamp", "rug", "oak oak tin", "big old mug red lamp"):
         scores = bm25(texts, query)
         expected = [int(i) for i in np.lexsort((np.arange(60), -scores.round(5))) if scores[i] > 0]
-        assert index.search(query).tolist() == expected[: search.FOUND]
+        assert index.search(query).tolist() == expected[: search.MAX_RESULTS]
     assert index.search("zebra").tolist() == index.search("").tolist() == []
-    assert len(index.search("red lamp mug rug oak tin big old")) == search.FOUND == 50
+    assert len(index.search("red lamp mug rug oak tin big old")) == search.MAX_RESULTS == 50
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_lists(environment):
     found = own.shop.find("<r>").tolist()
     assert sorted(found) == list(range(25)) != found
     many = small_shop([dataclasses.replace(MUG, asin=f"M{i}") for i in range(99)])
-    assert len(set(many.find("<r>").tolist())) == search.FOUND
+    assert len(set(many.find("<r>").tolist())) == search.MAX_RESULTS
 
 
 def test_the_query_is_cut(environment):
@@ -468,7 +468,7 @@ def test_contract_and_registry():
     own = make_env("webshop", split="eval", products=200)
     assert isinstance(own, Environment) and isinstance(own, SolvableEnvironment)
     assert isinstance(own, GroundedEnvironment)
-    assert own.actions == () and ENVS["webshop"] is WebShop and list(own.given()) == []
+    assert own.actions == () and ENVS["webshop"] is WebShop and list(own.list_problems()) == []
     for word in ("search[words]", "click[label]", "[SEP]", "buy now", "next >", "< prev"):
         assert word in own.instructions
     with pytest.raises(ValueError, match=r"'human'.*accepted: products, catalogue_seed"):
@@ -613,12 +613,12 @@ def test_explanations(environment):
         'want gold, 10" small have tall so buy now',
     ]
     # "easy", "clean", "desk" and "lamps" are not in this instruction, which says "lamp".
-    assert [own.grounded(s, t) for s, t in zip(shown, told, strict=True)] == [
+    assert [own.count_grounded(s, t) for s, t in zip(shown, told, strict=True)] == [
         *((0, 4), (1, 5), (2, 2), (3, 3)),
     ]
-    assert own.grounded(shown[3], "have gold want tall below 5.00 find LAMP") == (1, 4)
+    assert own.count_grounded(shown[3], "have gold want tall below 5.00 find LAMP") == (1, 4)
     for text in ("", "find", "want , ,", "have \x00 so", "find " * 10**5, shown[3]):
-        right, stated = own.grounded(text, text)
+        right, stated = own.count_grounded(text, text)
         assert 0 <= right <= stated
 
 

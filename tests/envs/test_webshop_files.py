@@ -10,7 +10,7 @@ from cli_commands import call
 
 from ragen_jax.envs import make_env
 from ragen_jax.envs.types import FileEnvironment
-from ragen_jax.envs.webshop import files, kept
+from ragen_jax.envs.webshop import files, shop_cache
 from ragen_jax.envs.webshop.catalogue import Product, Wish, generate_catalogue
 from ragen_jax.envs.webshop.files import Paths, read_products
 from ragen_jax.envs.webshop.goals import Goals, make_goal
@@ -345,7 +345,7 @@ def test_files_are_what_they_were_written_from(given, capsys):
     told = capsys.readouterr().out
     assert told.count("webshop: reading ") == 1
     make_env("webshop", split="eval", **options)
-    kept._open.cache_clear()
+    shop_cache._open.cache_clear()
     make_env("webshop", split="eval", **options)
     assert "reading" not in capsys.readouterr().out  # read only once
 
@@ -366,7 +366,7 @@ def test_splits_are_those_of_the_released_wrapper(given):
         assert envs["imitation"].reset(seed).goal == goals[permuted[seed % 500]]
         assert envs["eval"].reset(seed).goal == goals[permuted[500 + seed % 1000]]
         assert env.reset(seed).goal == goals[permuted[1500 + seed % (len(goals) - 1500)]]
-    told = list(env.given())
+    told = list(env.list_problems())
     assert [state.goal for _, _, state in told] == list(env.shop.goals)
     assert [row for row, _, _ in told] == sorted(row for row, _, _ in told)
     deal = {split: {env.identity(s) for _, of, s in told if of == split} for split in envs}

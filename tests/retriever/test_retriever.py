@@ -24,7 +24,7 @@ from ragen_jax.envs.search_qa import passages
 from ragen_jax.envs.search_qa.dense_index import DenseIndex
 from ragen_jax.envs.search_qa.e5 import E5, PASSAGE, QUERY
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
-from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.remote import RemoteRetriever
 from ragen_jax.envs.search_qa.retrieve import Document
 from ragen_jax.envs.search_qa.words import Words
 from ragen_jax.envs.search_qa.world import make_world
@@ -82,7 +82,7 @@ def post(url, body, path="/retrieve", method="POST", headers=None):
 
 
 def remote(url, protocol):
-    return Remote(url, protocol=protocol, time_limit=20.0, tries=1, seed=0)
+    return RemoteRetriever(url, protocol=protocol, time_limit=20.0, tries=1, seed=0)
 
 
 def test_words_are_built_and_served(tmp_path, corpus, monkeypatch):

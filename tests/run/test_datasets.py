@@ -392,7 +392,7 @@ def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
             if index + 1 < len(turns):
                 slipped += environment.parse(turns[index + 1]["observation"]) != intended
         assert len(turns) <= 5
-        holes += len(turns) < 5 and not intended.on_goal
+        holes += len(turns) < 5 and not intended.is_on_goal
     assert slipped > 20 and holes > 0  # an episode that ends in a hole is shown up to it
     assert slippery(tmp_path / "b")[0] == lakes  # slips are drawn by the seed
 
@@ -544,13 +544,13 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
         for example in play_expert(environment, seeds, styles=thoughts, **budgets):
             thought, did = example["reply"].split("</think>")
             (name, *_) = [
-                n for n, style in styles.items() if n in thoughts and style.wrote(thought)
+                n for n, style in styles.items() if n in thoughts and style.matches(thought)
             ]
             found[name].append((example["observation"], example["turn"], did))
         return found
 
     plain = list(play_expert(environment, [IMITATION_SEEDS], styles={}, **budgets))
-    assert all(styles["grounded"].wrote(e["reply"].split("</think>")[0]) for e in plain)
+    assert all(styles["grounded"].matches(e["reply"].split("</think>")[0]) for e in plain)
     halves = show(60, grounded=0.5, template=0.5)
     assert halves["grounded"] == halves["template"] and len(halves["grounded"]) > 100
     assert halves["grounded"][: len(plain)] == [

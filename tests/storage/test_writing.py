@@ -500,19 +500,20 @@ def index_a_corpus(tmp_path, injected):
     build_words(str(tmp_path / "corpus.jsonl"), str(tmp_path / "index"), stem=False)
 
 
-@drives("envs/webshop/kept.py", "_keep", "_write")
+@drives("envs/webshop/shop_cache.py", "_make_folder", "_write")
 @drives("envs/webshop/search.py", "Index.save")
 def keep_a_shop(tmp_path, injected):
-    from ragen_jax.envs.webshop import kept
+    from ragen_jax.envs.webshop import shop_cache
     from ragen_jax.envs.webshop.catalogue import generate_catalogue
     from ragen_jax.envs.webshop.files import Paths
 
     injected.patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    injected.patch.setattr(kept, "read_products", lambda *_, **__: generate_catalogue(9, seed=3))
-    injected.patch.setattr(kept, "deal_released", lambda goals: goals)
+    products = generate_catalogue(9, seed=3)
+    injected.patch.setattr(shop_cache, "read_products", lambda *_, **__: products)
+    injected.patch.setattr(shop_cache, "deal_released", lambda goals: goals)
     for name in ("products", "attributes"):
         (tmp_path / name).touch()
-    kept.open_shop(Paths(tmp_path / "products", tmp_path / "attributes"), seed=0)
+    shop_cache.open_shop(Paths(tmp_path / "products", tmp_path / "attributes"), seed=0)
 
 
 # ------------------------------------------------------------------------------ outcomes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 
-MOST = 256  # queries per search
+MAX_QUERIES = 256  # queries per search
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class _Call:
     error: Exception | None = None
 
 
-class Together:
+class BatchingRetriever:
     """A retriever that batches queries: those that arrive during a search form the next search.
 
     No query waits for others to arrive: the first is searched for at once.
@@ -36,31 +36,31 @@ class Together:
         If it raises for the queries of several threads, each thread searches for its own queries,
         so that none suffers from another's.
         """
-        mine = _Call(list(queries), k)
+        own = _Call(list(queries), k)
         with self._changed:
-            self._waiting.append(mine)
+            self._waiting.append(own)
             # First come, first served: a busy thread must not keep others waiting.
-            while not mine.done and (self._busy or self._waiting[0] is not mine):
+            while not own.done and (self._busy or self._waiting[0] is not own):
                 self._changed.wait()
-            if not mine.done:
+            if not own.done:
                 self._busy = True
-                calls = self._take(mine)
-        if mine.done:
-            together = True
+                calls = self._take_calls(own)
+        if own.done:
+            is_shared = True
         else:
-            together = len(calls) > 1
+            is_shared = len(calls) > 1
             self._search(calls)
-        if mine.error is None:
-            return mine.found
-        if together:
+        if own.error is None:
+            return own.found
+        if is_shared:
             return self._retriever.search(queries, k)
-        raise mine.error
+        raise own.error
 
-    def _take(self, mine: _Call) -> list[_Call]:
+    def _take_calls(self, own: _Call) -> list[_Call]:
         """Remove and return this thread's call and waiting calls for the same k."""
-        calls, size = [mine], len(mine.queries)
+        calls, size = [own], len(own.queries)
         for call in self._waiting:
-            if call is not mine and call.k == mine.k and size + len(call.queries) <= MOST:
+            if call is not own and call.k == own.k and size + len(call.queries) <= MAX_QUERIES:
                 calls.append(call)
                 size += len(call.queries)
         self._waiting = [call for call in self._waiting if call not in calls]

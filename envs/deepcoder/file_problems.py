@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.envs.deepcoder.problems import Problem, Test
-from ragen_jax.envs.files import is_text, normal, open_parquet
+from ragen_jax.envs.files import is_text, normalize, open_parquet
 from ragen_jax.storage.datasets import StoredExamples
 from ragen_jax.storage.limits import parse_json
 
 FIELDS = ("problem", "tests")  # required columns
-OPTIONAL = ("starter_code", "metadata")
-BATCH = 16  # rows read at once: the tests of a row can be many megabytes
+OPTIONAL_FIELDS = ("starter_code", "metadata")
+BATCH_ROWS = 16  # rows read at once: the tests of a row can be many megabytes
 
 
 class Problems:
@@ -34,8 +34,8 @@ class Problems:
 
     def __getitem__(self, index: int) -> Problem:
         example = self._examples[index]
-        text, about, split = example["text"], example["about"], example["split"]
-        return Problem(text, about, row=index, split=split)
+        text, identity, split = example["text"], example["about"], example["split"]
+        return Problem(text, identity, row=index, split=split)
 
     def __iter__(self) -> Iterator[Problem]:
         return map(self.__getitem__, range(len(self)))
@@ -72,11 +72,11 @@ def load_problems(path: str | Path) -> Problems:
     parts = {"deepcoder": ("text", "about", "split"), "deepcoder_tests": ("tests",)}
     stored = []
     for name, fields in parts.items():
-        told = Counter() if stored else left_out
+        counts = Counter() if stored else left_out
 
-        def generate(fields=fields, told=told):
-            told.clear()  # discard the counts of an attempt that a full disk ended
-            for example in _examples(files, Path(path).is_dir(), told):
+        def generate(fields=fields, counts=counts):
+            counts.clear()  # discard the counts of an attempt that a full disk ended
+            for example in _examples(files, Path(path).is_dir(), counts):
                 yield {field: example[field] for field in fields}
 
         stored.append(
@@ -89,8 +89,8 @@ def load_problems(path: str | Path) -> Problems:
             )
         )
     if left_out:  # nothing is printed while TFDS generates
-        told = ", ".join(f"{count} {why}" for why, count in sorted(left_out.items()))
-        console(f"{path}: row(s) left out: {told}")
+        reasons = ", ".join(f"{count} {why}" for why, count in sorted(left_out.items()))
+        console(f"{path}: row(s) left out: {reasons}")
     return Problems(*stored)
 
 
@@ -110,44 +110,44 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
     """Yield the cached fields of each row. named: whether file names decide the splits."""
     test = [file for file in files if named and file.name.startswith("test")]
     held_out = {
-        normal(row["problem"])
+        normalize(row["problem"])
         for file in test
         for index, row in _rows(file, ("problem",))
-        if _checked(row, "problem", f"row {index} of {file}")
+        if _require_text(row, "problem", f"row {index} of {file}")
     }
-    seen, kept = set(), 0
+    seen, count = set(), 0
     for file in files:
         split = "" if not named else "eval" if file in test else "train"
         for index, row in _rows(file, FIELDS):
             where = f"row {index} of {file}"
-            text = _checked(row, "problem", where)
-            about = normal(text)
-            tests = tests_of(row, where)
+            text = _require_text(row, "problem", where)
+            identity = normalize(text)
+            tests = parse_tests(row, where)
             if not tests:
                 left_out["without a test that can be run"] += 1
-            elif split == "train" and about in held_out:
+            elif split == "train" and identity in held_out:
                 left_out["of train* that are in test*"] += 1
-            elif about in seen:
+            elif identity in seen:
                 left_out["given before"] += 1
             else:
-                seen.add(about)
-                kept += 1
+                seen.add(identity)
+                count += 1
                 stored = json.dumps([[t.input, t.output, t.function] for t in tests])
                 text = _statement(text, row)
-                yield {"text": text, "about": about, "split": split, "tests": stored}
-    if not kept:
+                yield {"text": text, "about": identity, "split": split, "tests": stored}
+    if not count:
         raise ValueError(f"{', '.join(map(str, files))}: no row has a problem with tests")
 
 
 def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of a file, with the columns `wanted` and any optional columns."""
-    with open_parquet(path, wanted, rows=BATCH) as file:
-        columns = [*wanted, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
-        batches = file.iter_batches(batch_size=BATCH, columns=columns)
+    with open_parquet(path, wanted, rows=BATCH_ROWS) as file:
+        columns = [*wanted, *(name for name in OPTIONAL_FIELDS if name in file.schema_arrow.names)]
+        batches = file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
         yield from enumerate(row for batch in batches for row in batch.to_pylist())
 
 
-def _checked(row: dict[str, Any], field: str, where: str) -> str:
+def _require_text(row: dict[str, Any], field: str, where: str) -> str:
     """Return the text of a field; raise ValueError if it is not text or is blank."""
     if not is_text(row[field]) or not row[field].strip():
         shown = ascii(row[field])[:60]
@@ -163,7 +163,7 @@ def _statement(text: str, row: dict[str, Any]) -> str:
     return f"{text.strip()}\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
 
 
-def tests_of(row: dict[str, Any], where: str) -> list[Test]:
+def parse_tests(row: dict[str, Any], where: str) -> list[Test]:
     """Return the tests of a row, in any of the data set's formats; [] if there are none.
 
     The format is a list of objects with `input`, `output` and `testtype` or `type`, or one object
@@ -177,19 +177,22 @@ def tests_of(row: dict[str, Any], where: str) -> list[Test]:
         function = found["fn_name"] if "fn_name" in found else ""
         pairs = zip(found["inputs"], found["outputs"], strict=False)
         # This format wraps a function's output in a list of one element.
-        return [_test(i, o[0] if function and _single(o) else o, function) for i, o in pairs]
+        return [
+            _make_test(i, o[0] if function and _is_single(o) else o, function) for i, o in pairs
+        ]
     tests = []
     for number, test in enumerate(found if isinstance(found, list) else [found] if found else []):
         if not isinstance(test, dict) or not {"input", "output"} <= test.keys():
             raise ValueError(f"test {number} of {where} lacks input or output: {str(test)[:60]}")
         function, right = _function(test, name), test["output"]
-        if function and "fn_name" in test and _single(right):  # TACO's format, one object per test
+        # TACO's format, one object per test.
+        if function and "fn_name" in test and _is_single(right):
             right = right[0]
-        tests.append(_test(test["input"], right, function))
+        tests.append(_make_test(test["input"], right, function))
     return tests
 
 
-def _single(output: Any) -> bool:
+def _is_single(output: Any) -> bool:
     return isinstance(output, list) and len(output) == 1
 
 
@@ -198,17 +201,19 @@ def _function(test: dict[str, Any], name: Any) -> str:
     kind = test["testtype"] if "testtype" in test else test["type"] if "type" in test else ""
     if kind not in ("functional", "function_call"):
         return ""
-    own = test["metadata"] if "metadata" in test else None
-    told = own["func_name"] if isinstance(own, dict) and "func_name" in own else None
-    return str(told or (test["fn_name"] if "fn_name" in test else None) or name or "")
+    metadata = test["metadata"] if "metadata" in test else None
+    own_name = (
+        metadata["func_name"] if isinstance(metadata, dict) and "func_name" in metadata else None
+    )
+    return str(own_name or (test["fn_name"] if "fn_name" in test else None) or name or "")
 
 
-def _test(given: Any, right: Any, function: str) -> Test:
+def _make_test(value: Any, right: Any, function: str) -> Test:
     if function:
-        if isinstance(given, list):
-            given = "\n".join(map(json.dumps, given))
-        return Test(_text(given, json.dumps), _text(right, json.dumps), function)
-    return Test(_text(given, _lines), _text(right, _lines))
+        if isinstance(value, list):
+            value = "\n".join(map(json.dumps, value))
+        return Test(_text(value, json.dumps), _text(right, json.dumps), function)
+    return Test(_text(value, _lines), _text(right, _lines))
 
 
 def _text(value: Any, write: Any) -> str:

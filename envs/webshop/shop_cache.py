@@ -25,7 +25,7 @@ from ragen_jax.storage.writers import save_array
 FORMAT = 1  # version of the cached data; raise it when a change of the data changes results
 
 
-class KeptProducts:
+class StoredProducts:
     """Products in a file with one JSON list per line, each read on demand."""
 
     def __init__(self, path: Path, ends: np.ndarray) -> None:
@@ -90,7 +90,7 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
     if not folder.exists():
         with lock_path(folder):
             if not folder.exists():  # no other process made it meanwhile
-                _keep(paths, seed, folder)
+                _make_folder(paths, seed, folder)
     return _open(folder, seed)
 
 
@@ -99,7 +99,7 @@ def _open(folder: Path, seed: int) -> Shop:
     def numbers(name):
         return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
 
-    products = KeptProducts(folder / "products.jsonl", numbers("product_ends"))
+    products = StoredProducts(folder / "products.jsonl", numbers("product_ends"))
     keys = json.loads((folder / "keys.json").read_text())
     return Shop(
         products,
@@ -110,7 +110,7 @@ def _open(folder: Path, seed: int) -> Shop:
     )
 
 
-def _keep(paths: Paths, seed: int, folder: Path) -> None:
+def _make_folder(paths: Paths, seed: int, folder: Path) -> None:
     """Read the files and write the folder atomically."""
     from ragen_jax.storage.console import console
 
@@ -134,12 +134,12 @@ def _read(paths: Paths, seed: int) -> Iterator[Product]:
 def _write(products: Iterable[Product], folder: Path, paths: Paths) -> None:
     builder, lists = IndexBuilder(), {}
     product_ends, goal_ends = array("q"), array("q")
-    written, goals = 0, 0
+    byte_count, goals = 0, 0
     with (folder / "products.jsonl").open("wb") as file:
         for place, product in enumerate(products):
-            written += file.write(_line(product))
+            byte_count += file.write(_line(product))
             goals += count_goals(product)
-            product_ends.append(written)
+            product_ends.append(byte_count)
             goal_ends.append(goals)
             builder.add(indexed_text(product))
             for key in listed_under(product):
