@@ -16,19 +16,19 @@ from ragen_jax.storage.metrics_reader import read_metrics
 def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
     path = tmp_path / "run"
     with open_folder(path) as folder:
-        assert folder.here() == path and folder.gone() is None
+        assert folder.require_path() == path and folder.explain_absence() is None
         path.rename(tmp_path / "other")
         with pytest.raises(FolderGone, match=re.escape(f"{path} was renamed to {tmp_path}/other")):
-            folder.here()
+            folder.require_path()
         path.mkdir()  # another one
         assert folder.whereabouts() == tmp_path / "other"
         path.rmdir()
         path.symlink_to("other")  # as who moves a run to another disk does
-        assert folder.here() == path
+        assert folder.require_path() == path
         path.unlink()
         (tmp_path / "other").rmdir()
         with pytest.raises(FolderGone, match="was removed or renamed while its run was active"):
-            folder.here()
+            folder.require_path()
 
 
 @pytest.mark.fast
