@@ -171,7 +171,7 @@ def restore_run(
     """Return the policy of a run's checkpoint.
 
     Args:
-      config: the run's config, possibly with other values in the fields of evaluate.READ; None: the
+      config: the run's config, possibly with other values in the fields of evaluate.EVALUATION_FIELDS; None: the
         run's config unchanged.
       step: step of a kept checkpoint; None: the newest.
       heldout: as in `build_tasks`.
