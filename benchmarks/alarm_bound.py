@@ -170,7 +170,7 @@ def powers(rng, scene, strength_at, left):
 
 def seen_rate(rng, runs, scene, strength_at, left):
     """The fraction of falls that the alarm sees, of the runs that were quiet before."""
-    settings, labels = base.get_config().regimes.to_dict(), [str(run) for run in range(runs)]
+    settings, labels = base.Regimes(), [str(run) for run in range(runs)]
     state, quiet_R = init_regimes(runs), np.ones(runs, bool)
     seen_R = np.zeros(runs, bool)
     quantile = t_quantile(scene.rooms) / np.sqrt(scene.rooms)

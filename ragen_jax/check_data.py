@@ -105,7 +105,9 @@ def _problem(
     """
 
     def show():
-        lines = _in_words(checked_observation(environment.render(state)))[:CUT].splitlines()
+        lines = _describe_observation(checked_observation(environment.render(state)))[
+            :CUT
+        ].splitlines()
         if isinstance(environment, SolvableEnvironment):
             plan = environment.solve(state)
             lines.append(f"-> {'no solution' if plan is None else ' || '.join(plan)[:CUT]}")
@@ -122,7 +124,7 @@ def _problem(
     return [f"  {name}", *(f"    {line}" for line in shown)]
 
 
-def _in_words(observation: str | Observation) -> str:
+def _describe_observation(observation: str | Observation) -> str:
     """Return an observation as text, with the size of an image in its place."""
     if isinstance(observation, str):
         return observation

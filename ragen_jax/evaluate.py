@@ -48,17 +48,19 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
 # Fields and sections that an evaluation reads. (A micro-batch must split over the mesh.)
-READ = (
+EVALUATION_FIELDS = (
     *("env", "also", "rollout.max_new_tokens", "mesh", "sampling_mesh", "optimizer.micro_batch"),
     *(f"eval.{name}" for name in ("episodes", "seed", "temperature", "top_k", "top_p", "min_p")),
     *(f"diagnose.{name}" for name in ("first_turn_samples", "trajectory_samples", "micro_batch")),
 )
-OF_GRADIENTS = tuple(f"diagnose.gradients_{name}" for name in ("groups", "buckets", "edges"))
-OF_ROLLOUT = tuple(f"rollout.{n}" for n in ("groups", "group_size", "compact", "slots", "chunk"))
-OF_MODEL = ("model", "warmstart", *OF_ROLLOUT)
+GRADIENT_FIELDS = tuple(f"diagnose.gradients_{name}" for name in ("groups", "buckets", "edges"))
+ROLLOUT_FIELDS = tuple(
+    f"rollout.{n}" for n in ("groups", "group_size", "compact", "slots", "chunk")
+)
+MODEL_FIELDS = ("model", "warmstart", *ROLLOUT_FIELDS)
 
 
-def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
+def find_ignored(names: Iterable[str], read: Sequence[str]) -> list[str]:
     """Return the fields of `names` that are neither in `read` nor in one of its sections."""
     return [
         name
@@ -67,7 +69,7 @@ def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
     ]
 
 
-def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Config:
+def load_run_config(workdir: Path, names: Sequence[str], gradients: bool) -> Config:
     """Return the config of --workdir, in which the command line has set the fields `names`.
 
     Raises:
@@ -79,8 +81,8 @@ def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Confi
             "--config and --workdir are both given, but a run is evaluated with its own "
             "config; use --config.FIELD=VALUE alone, or --model"
         )
-    read = READ + (OF_GRADIENTS if gradients else ())
-    refused = not_read(names, read)
+    read = EVALUATION_FIELDS + (GRADIENT_FIELDS if gradients else ())
+    refused = find_ignored(names, read)
     if refused:
         raise ValueError(
             f"{', '.join(f'config.{name}' for name in refused)} cannot be set when a run is "
@@ -94,7 +96,11 @@ COLLAPSE_PROBLEMS = 64  # number of held-out problems whose reasonings are cross
 
 def warn_unread(config: Config, names: Sequence[str]) -> None:
     """Print a line about the fields of `names` that the evaluation ignores, if any."""
-    ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
+    ignored = [
+        n
+        for n in names
+        if n == "model.path" or n in find_ignored(names, EVALUATION_FIELDS + MODEL_FIELDS)
+    ]
     # Evaluation reads these fields whether or not training would diagnose and evaluate.
     others = [n for n in names if n not in ignored and not n.startswith(("eval.", "diagnose."))]
     line = warning(dict.fromkeys(ignored, "by evaluate --model") | unused_fields(config, others))
@@ -169,7 +175,7 @@ def main(argv: Sequence[str]) -> None:
             workdir = Path(WORKDIR.value)
             if out is None or GRADIENTS.value:
                 refuse_links(workdir)
-            config = config_of_run(workdir, names, GRADIENTS.value)
+            config = load_run_config(workdir, names, GRADIENTS.value)
             trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)

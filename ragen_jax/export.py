@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> None:
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
         with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
-            written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
-    for path in written:
+            paths = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
+    for path in paths:
         console(f"written: {path}")
 
 

@@ -30,21 +30,21 @@ ACROSS = 3  # maximum number of charts in a row
 SIZE = (4.6, 3.0)  # width and height of a chart, in inches
 
 
-def charts_of(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
+def select_charts(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
     """Return one chart per metric, or without `metrics`, the charts of CHARTS with any data.
 
     Raises:
       ValueError: one of the metrics is in no run.
     """
-    known = {name for run in runs for row in run.rows for name in row}
+    names = {name for run in runs for row in run.rows for name in row}
     for name in metrics:
-        if name not in known:
-            near = [k for k in sorted(known) if k.endswith(f"/{name.rsplit('/', 1)[-1]}")]
+        if name not in names:
+            near = [k for k in sorted(names) if k.endswith(f"/{name.rsplit('/', 1)[-1]}")]
             hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
             raise ValueError(f"--metric is {name!r}, which is not in any run's metrics.jsonl{hint}")
     if metrics:
         return [Chart(title=name, words="", figures=(name,), names=(name,)) for name in metrics]
-    return [chart for chart in CHARTS if known & set(chart.figures)]
+    return [chart for chart in CHARTS if names & set(chart.figures)]
 
 
 def draw(runs: Sequence[RunRecord], charts: Sequence[Chart], out: Path) -> None:
@@ -157,7 +157,7 @@ def parse(argv: Sequence[str]) -> list[Path]:
 def main(paths: list[Path]) -> None:
     with command.bad_input():
         runs = [read_run(path) for path in paths]
-        charts = charts_of(runs, METRIC.value)
+        charts = select_charts(runs, METRIC.value)
         draw(runs, charts, Path(OUT.value))
     print(OUT.value)
 

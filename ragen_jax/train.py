@@ -78,7 +78,7 @@ def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
     """Train from `state` to the end of the run; return the exit code."""
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
-    run.first_look(policy)
+    run.prepare_first_step(policy)
     rollouts = RolloutQueue(run, learner)
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}

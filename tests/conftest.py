@@ -57,7 +57,9 @@ def pytest_cmdline_main(config):
     if not option.markexpr:
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         option.markexpr = STANDARD if named or option.keyword else CORE
-        if option.markexpr == CORE and getattr(option, "numprocesses", 0) is None:
+        # A worker gets the same command line, and must not start workers itself.
+        worker = hasattr(config, "workerinput")
+        if option.markexpr == CORE and not worker and getattr(option, "numprocesses", 0) is None:
             option.numprocesses, option.dist = 2, "loadfile"
 
 

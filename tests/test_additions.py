@@ -166,7 +166,7 @@ def test_a_diagnostic(config, make_turn, make_episode, monkeypatch):
         def measure(index, task, episodes, return_GK):
             return {"anatomy/longest": max(len(episode.turns) for episode in episodes)}
 
-        return state, diagnose.of_each_task(step, measure)
+        return state, diagnose.measure_each_task(step, measure)
 
     row = diagnose.Diagnostic(lambda d: d.every, longest)
     monkeypatch.setattr(diagnose, "DIAGNOSTICS", {"longest": row})
@@ -193,7 +193,7 @@ def test_the_page_names_what_there_is():
         (objectives, ("OBJECTIVES", "Objective")),
         (families, ("MODELS", "Family")),
         (decoder, ("read", "write", "TENSORS", "in_layers")),
-        (diagnose, ("DIAGNOSTICS", "Diagnostic", "of_each_task")),
+        (diagnose, ("DIAGNOSTICS", "Diagnostic", "measure_each_task")),
         (algorithms, ("ALGORITHMS", "Algorithm", "_same_for_all_tokens")),
     ):
         for name in names:

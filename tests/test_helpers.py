@@ -5,7 +5,9 @@ import importlib.machinery
 import re
 import subprocess
 import sys
+import types
 
+import conftest
 import mutation_testing
 import pytest
 from cli_commands import ROOT
@@ -65,3 +67,14 @@ def test_modules_of_mutation_testing_exist():
     for module, tests in mutation_testing.MODULES.items():
         assert (ROOT / mutation_testing.path(module)).exists(), module
         assert set(tests.split()) <= mutation_testing.TESTS.keys(), module
+
+
+@pytest.mark.parametrize("worker, count", [(False, 2), (True, None)])
+def test_only_the_first_process_starts_workers(worker, count):
+    """A worker of `pytest` without arguments reads the same command line as the first process."""
+    option = types.SimpleNamespace(markexpr="", keyword="", numprocesses=None, dist="no")
+    config = types.SimpleNamespace(option=option, args_source=pytest.Config.ArgsSource.TESTPATHS)
+    if worker:
+        config.workerinput = {}
+    conftest.pytest_cmdline_main(config)
+    assert (option.numprocesses, option.markexpr) == (count, conftest.CORE)

@@ -26,7 +26,7 @@ from ragen_jax.model.dates import AUTO
 STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as in Yao et al. 2025 (objectives.py)
 
 
-def is_open(config: ConfigDict) -> bool:
+def has_open_fields(config: ConfigDict) -> bool:
     """Return whether the config leaves a field open."""
     return any(field(config, name) is None for name in OPEN)
 

@@ -22,7 +22,12 @@ from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import from_main_process
-from ragen_jax.storage.atomic_io import OF_A_PATH, DiskRefused, disk_error_message, remove_leftovers
+from ragen_jax.storage.atomic_io import (
+    PATH_ERRORS,
+    DiskRefused,
+    disk_error_message,
+    remove_leftovers,
+)
 from ragen_jax.storage.cache import cache_directory
 from ragen_jax.storage.compilation_cache import refuse_shared_cache
 from ragen_jax.storage.console_streams import set_up_console, show_line
@@ -330,7 +335,7 @@ def unusable_paths() -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in OF_A_PATH:
+        if error.errno not in PATH_ERRORS:
             raise
         path = shorten(str(error.filename2 or error.filename), SHOWN)
         show_line("error", f"{path}: {os.strerror(error.errno)}")

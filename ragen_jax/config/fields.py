@@ -48,12 +48,12 @@ def entries(config: Config | ConfigDict) -> Iterator[tuple[str, Field, Callable[
     for other in config.also:
         yield f"also.{other}.groups", FIELDS["rollout.groups"], str
 
-        def inside(name, other=other):
+        def resolve(name, other=other):
             return f"also.{other}.{name}" if name.startswith("env.") else name
 
         for name, domain in FIELDS.items():
             if name.startswith("env."):
-                yield inside(name), domain, inside
+                yield resolve(name), domain, resolve
 
 
 def plays_heldout(config: Config) -> bool:
@@ -69,11 +69,11 @@ def unused_fields(config: Config, names: Collection[str]) -> dict[str, str]:
       names: dotted, as in FIELDS or in also; other names (options of environments) are ignored.
     """
     reasons = {}
-    for name, domain, inside in entries(config):
+    for name, domain, resolve in entries(config):
         if name not in names:
             continue
         for when in domain.read:
-            deciding = {inside(other): field(config, inside(other)) for other in when.names}
+            deciding = {resolve(other): field(config, resolve(other)) for other in when.names}
             if not when.holds(*deciding.values()):
                 decided = ", ".join(f"{other}={value}" for other, value in deciding.items())
                 reasons[name] = f"with {decided}"

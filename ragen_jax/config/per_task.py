@@ -41,15 +41,15 @@ def is_due(every: int, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def turns_shown(env: Env) -> int:
+def turns_per_prompt(env: Env) -> int:
     """Return the maximum number of turns in a prompt, for the section `env` of an environment."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
 def row_tokens(config: Config) -> int:
     """Return the maximum number of sampled tokens in a row: Dr.GRPO's constant length."""
-    shown = max(turns_shown(c.env) for c in per_task_configs(config).values())
-    return shown * config.rollout.max_new_tokens
+    prompt_turns = max(turns_per_prompt(c.env) for c in per_task_configs(config).values())
+    return prompt_turns * config.rollout.max_new_tokens
 
 
 def step_rows(config: Config) -> int:
@@ -60,8 +60,8 @@ def step_rows(config: Config) -> int:
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
-        together = 1 if c.env.max_context else turns_shown(c.env)
-        return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - together + 1)
+        row_turns = 1 if c.env.max_context else turns_per_prompt(c.env)
+        return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - row_turns + 1)
 
     return sum(map(rows, per_task_configs(config).values()))
 

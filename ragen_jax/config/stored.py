@@ -92,11 +92,11 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
         )
     config = ConfigDict(typed(stored))
     defaults = base.get_config()
-    added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
+    added, unknown = _add_missing(config, defaults), _pop_unknown(config, defaults)
     for name, part in config.also.items():  # each has a section like env
         if isinstance(part, ConfigDict) and isinstance(part.get("env"), ConfigDict):
             added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
-            unknown |= _take_unknown(part.env, defaults.env, f"also.{name}.env.")
+            unknown |= _pop_unknown(part.env, defaults.env, f"also.{name}.env.")
     return config, added, unknown
 
 
@@ -122,20 +122,20 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
     return added
 
 
-def _take_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
+def _pop_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
     """Remove the fields that `defaults` lacks; return them as {dotted name: value}.
 
     Sections that are empty in `defaults`, such as env.options, may hold any fields.
     """
-    taken: dict[str, Any] = {}
+    removed: dict[str, Any] = {}
     for name, value in list(config.items()):
         if name not in defaults:
-            taken[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
+            removed[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
             del config[name]
         elif isinstance(value, ConfigDict) and isinstance(defaults[name], ConfigDict):
             inner = defaults[name]
-            taken |= _take_unknown(value, inner, f"{prefix}{name}.") if inner else {}
-    return taken
+            removed |= _pop_unknown(value, inner, f"{prefix}{name}.") if inner else {}
+    return removed
 
 
 MAY_CHANGE = (

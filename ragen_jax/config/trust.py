@@ -70,7 +70,7 @@ def require_trust(
     foreign = {n: v for n, v in code_fields(config.to_dict()).items() if n not in named}
     if not foreign or trust:
         return
-    reason = _unsigned(workdir)
+    reason = _explain_distrust(workdir)
     if from_main_process(int(reason is not None)):
         listed = ", ".join(f"config.{name}={value!r}" for name, value in foreign.items())
         raise ValueError(
@@ -101,7 +101,7 @@ def json_of(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def _unsigned(workdir: Path) -> str | None:
+def _explain_distrust(workdir: Path) -> str | None:
     """Return why a run does not count as started by this user, or None if it does."""
     try:
         found = (workdir / SIGNATURE).read_text().strip()

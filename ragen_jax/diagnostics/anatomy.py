@@ -95,16 +95,16 @@ def action_metrics(
       fraction of actions (except an episode's last) that are followed by their opposite. Episodes
       whose environment broke are left out; {} if no episode is left.
     """
-    listed = [group for group in _groups(episodes, groups) if group]
-    if not listed:
+    nonempty = [group for group in _groups(episodes, groups) if group]
+    if not nonempty:
         return {}
-    counts = [collections.Counter(map(strategy, group)) for group in listed]
+    counts = [collections.Counter(map(strategy, group)) for group in nonempty]
     metrics: dict[str, Any] = {  # values are Python or NumPy floats
         "action/strategies": np.mean([len(count) for count in counts]),
         "action/strategy_entropy": np.mean([_entropy(count) for count in counts]),
     }
     if opposites is not None:
-        played = itertools.chain.from_iterable(listed)
+        played = itertools.chain.from_iterable(nonempty)
         pairs = [pair for episode in played for pair in itertools.pairwise(strategy(episode))]
         if pairs:
             undone = [opposites.get(first) == second for first, second in pairs]
@@ -136,7 +136,7 @@ def reasoning_metrics(
         return {}
     # Members of a group often write the same text: each text is checked once per state.
     counts = collections.Counter(
-        (group, _in_words(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
+        (group, _describe_turn(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
         for group, turn in turns
         if turn.reasoning[1] > turn.reasoning[0]
     )
@@ -149,7 +149,7 @@ def reasoning_metrics(
     return metrics | rate_with_interval("reasoning/grounded_rate", right_G, stated_G)
 
 
-def _in_words(turn: Turn, transcribe: Callable[[np.ndarray], str] | None) -> str:
+def _describe_turn(turn: Turn, transcribe: Callable[[np.ndarray], str] | None) -> str:
     """Return the message of a turn, with each image replaced by its description."""
     message = turn.message
     if transcribe is None:
@@ -181,8 +181,10 @@ def style_metrics(
         for turn in episode.turns:
             thought = text(turn.sampled[slice(*turn.reasoning)])
             closed = turn.reasoning[1] > 0 or turn.valid
-            fits = (name for name, style in styles.items() if closed and style.matches(thought))
-            count[next(fits, "other")][episode.group] += 1
+            matching_styles = (
+                name for name, style in styles.items() if closed and style.matches(thought)
+            )
+            count[next(matching_styles, "other")][episode.group] += 1
     turns_G = np.sum(list(count.values()), axis=0)
     metrics: Metrics = {}
     for name, count_G in count.items():

@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
-class Spoken:
+class ScoredReply:
     """A reasoning and, if its action is scored, the sampled tokens up to the action's end."""
 
     tokens: np.ndarray  # int, at least one
@@ -73,9 +73,9 @@ def cross_score(
       ValueError: without prompts, without reasonings, or if one of them is empty.
     """
     _check(prompts, reasonings)
-    spoken = [Spoken(np.asarray(reasoning), len(reasoning)) for reasoning in reasonings]
+    replies = [ScoredReply(np.asarray(reasoning), len(reasoning)) for reasoning in reasonings]
     score_1MN, _ = _score_all(
-        model, params, prompts, spoken, (), micro_batch=micro_batch, actions=False
+        model, params, prompts, replies, (), micro_batch=micro_batch, actions=False
     )
     return score_1MN[0], np.array([len(reasoning) for reasoning in reasonings], np.int32)
 
@@ -84,8 +84,8 @@ def cross_score_actions(
     model: Qwen,
     params: Params,
     prompts: Sequence[Ids],
-    spoken: Sequence[Spoken],
-    swapped: Sequence[tuple[int, Spoken]],
+    replies: Sequence[ScoredReply],
+    swapped: Sequence[tuple[int, ScoredReply]],
     *,
     micro_batch: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -93,7 +93,7 @@ def cross_score_actions(
 
     Args:
       prompts, micro_batch: as in `cross_score`.
-      spoken: M, scored under every prompt.
+      replies: M, scored under every prompt.
       swapped: R pairs (column of a prompt, an action after a reasoning that it was not sampled
         with), each scored under that prompt only.
 
@@ -102,12 +102,12 @@ def cross_score_actions(
       action_R: the same for `swapped`), float32; 0 without an action.
 
     Raises:
-      ValueError: without prompts, with empty `spoken`, or if one of their elements is empty.
+      ValueError: without prompts, with empty `replies`, or if one of their elements is empty.
     """
-    rows = [*spoken, *(row for _, row in swapped)]
+    rows = [*replies, *(row for _, row in swapped)]
     _check(prompts, [row.tokens for row in rows])
     score_2MN, action_R = _score_all(
-        model, params, prompts, spoken, swapped, micro_batch=micro_batch, actions=True
+        model, params, prompts, replies, swapped, micro_batch=micro_batch, actions=True
     )
     return score_2MN[0], score_2MN[1], action_R
 
@@ -132,8 +132,8 @@ def _score_all(
     model: Qwen,
     params: Params,
     prompts: Sequence[Ids],
-    spoken: Sequence[Spoken],
-    swapped: Sequence[tuple[int, Spoken]],
+    replies: Sequence[ScoredReply],
+    swapped: Sequence[tuple[int, ScoredReply]],
     *,
     micro_batch: int,
     actions: bool,
@@ -142,16 +142,16 @@ def _score_all(
 
     The arguments are as in `cross_score_actions`.
     """
-    distinct, column_N = _distinct(prompts, lambda prompt: tuple(map(int, prompt)))
+    distinct, column_N = _find_distinct(prompts, lambda prompt: tuple(map(int, prompt)))
     # Computed from all M, so that the shape does not depend on the number of distinct reasonings.
-    n, m = blocks(len(distinct), len(spoken), micro_batch, row_shards()[0])
-    spoken, row_M = _distinct(spoken, _same)
-    swapped, row_R = _distinct(
+    n, m = blocks(len(distinct), len(replies), micro_batch, row_shards()[0])
+    replies, row_M = _find_distinct(replies, _score_key)
+    swapped, row_R = _find_distinct(
         [(column_N[prompt], row) for prompt, row in swapped],
-        lambda pair: (pair[0], *_same(pair[1])),
+        lambda pair: (pair[0], *_score_key(pair[1])),
     )
-    N, M = len(distinct), len(spoken)
-    shared = _common(distinct) if model.config.attention == "xla" else 0
+    N, M = len(distinct), len(replies)
+    shared = _common_prefix_length(distinct) if model.config.attention == "xla" else 0
     prefix = None
     if shared:
         first = pad_rows([distinct[0][:shared]], shared)
@@ -159,7 +159,7 @@ def _score_all(
     rests = [prompt[shared:] for prompt in distinct]
     P = padded_length(max(map(len, rests)), 32)
     # Reasonings of similar length share a call, which is padded to its longest.
-    by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
+    by_length = sorted(range(M), key=lambda i: len(replies[i].tokens))
     rows_of = [[] for _ in range(N)]  # indices into `swapped`, by prompt
     for r, (column, _) in enumerate(swapped):
         rows_of[column].append(r)
@@ -181,7 +181,7 @@ def _score_all(
             read = _call(read_prompts, model, params, *rows, prefix)
             for m0 in range(0, M, m):
                 chosen = by_length[m0 : m0 + m]
-                tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
+                tokens, *spans = _pad_replies([replies[i] for i in chosen], m)
                 spans = spans if actions else spans[:1]
                 block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep, n0, chosen), block
@@ -193,7 +193,7 @@ def _score_all(
                 anything = next(rows[0] for rows in chosen if rows)
                 cells = [[*rows, *[anything] * (width - len(rows))] for rows in chosen]
                 cells += [[anything] * width] * (n - len(cells))
-                laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
+                laid = _pad_replies([swapped[r][1] for rows in cells for r in rows], n * width)
                 tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
                 block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
@@ -291,11 +291,11 @@ def read_prompts(
 
     # The prefix is repeated for each prompt of a call, so that attention reads a single segment:
     # on CPU, a second segment costs more than reading the whole prompts.
-    def append(first, rest):
+    def prepend_prefix(first, rest):
         first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
         return jnp.concatenate([first, rest], axis=-2)
 
-    k, v = jax.tree.map(append, (prefix.k, prefix.v), kv)
+    k, v = jax.tree.map(prepend_prefix, (prefix.k, prefix.v), kv)
     length_N = prefix.length_N + length_N
     return Segment(k=k, v=v, length_N=length_N, next_position_N=next_N), last_ND
 
@@ -354,7 +354,7 @@ def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
             raise ValueError(f"{name} {empty[0]} is empty; leave it out of the scoring")
 
 
-def _distinct(
+def _find_distinct(
     items: Sequence[Item], key: Callable[[Item], Hashable]
 ) -> tuple[list[Item], np.ndarray]:
     """Return (items with distinct keys in order of appearance, int array: index of each item)."""
@@ -365,12 +365,12 @@ def _distinct(
     return first, np.array([index[key(item)] for item in items], int)
 
 
-def _same(spoken: Spoken) -> tuple[bytes, int, int]:
-    """Return a key that is the same for instances of `Spoken` with the same scores."""
-    return spoken.tokens.astype(np.int32).tobytes(), spoken.reasoning, spoken.action
+def _score_key(replies: ScoredReply) -> tuple[bytes, int, int]:
+    """Return a key that is the same for instances of `ScoredReply` with the same scores."""
+    return replies.tokens.astype(np.int32).tobytes(), replies.reasoning, replies.action
 
 
-def _common(prompts: Sequence[Ids]) -> int:
+def _common_prefix_length(prompts: Sequence[Ids]) -> int:
     """Return the length of the common prefix, a multiple of 32; 0 if it is too short to share.
 
     Only for XLA's attention (see `_score_all`): the attention kernels of accelerators cannot read
@@ -395,11 +395,13 @@ def padded_reasoning(length: int) -> int:
     return max(16, padded_length(length, 8 if length <= 32 else 16))
 
 
-def _lay_out(spoken: Sequence[Spoken], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pad_replies(
+    replies: Sequence[ScoredReply], size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (tokens [size, Z], reasoning lengths [size], spans of the actions [size, 2])."""
-    width = padded_reasoning(max(len(row.tokens) for row in spoken))
-    tokens, length = pad_rows([row.tokens for row in spoken], width, size)
-    spoken = [*spoken, *[spoken[0]] * (size - len(spoken))]
-    action = length - np.array([row.action for row in spoken], np.int32)
-    reasoning = np.array([row.reasoning for row in spoken], np.int32)
+    width = padded_reasoning(max(len(row.tokens) for row in replies))
+    tokens, length = pad_rows([row.tokens for row in replies], width, size)
+    replies = [*replies, *[replies[0]] * (size - len(replies))]
+    action = length - np.array([row.action for row in replies], np.int32)
+    reasoning = np.array([row.reasoning for row in replies], np.int32)
     return tokens, reasoning, np.stack([action, length], axis=1)

@@ -48,7 +48,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.core.types import Metrics, Params, Turn
-from ragen_jax.diagnostics.cross_scoring import Ids, Spoken, cross_score_actions
+from ragen_jax.diagnostics.cross_scoring import Ids, ScoredReply, cross_score_actions
 from ragen_jax.diagnostics.intervals import LEAST_GROUPS, grouped, jackknife
 from ragen_jax.model.qwen import Qwen
 
@@ -112,17 +112,17 @@ def flow_metrics(
     }
     for name, panel in (("za_swap", others), ("za_given_x", siblings)):
         if panel is not None:
-            there_AJ = (panel.prompt_AJ >= 0).astype(np.float64)
-            swapped[name] = (panel.logp_AJ, there_AJ, panel.prompt_AJ, 2)
+            filled_AJ = (panel.prompt_AJ >= 0).astype(np.float64)
+            swapped[name] = (panel.logp_AJ, filled_AJ, panel.prompt_AJ, 2)
 
     metrics = {}
     for name, (*columns, least) in swapped.items():
-        left = functools.partial(_remaining, matched_A, prompt_A, *columns, least)
-        value_A, own_A = left(np.ones(len(group_N), bool))
+        contrasts = functools.partial(_remaining_contrasts, matched_A, prompt_A, *columns, least)
+        value_A, own_A = contrasts(np.ones(len(group_N), bool))
         if len(value_A) == 0:
             continue
         metrics[name] = value_A.mean()
-        deleted = [left(group_N != group)[0] for group in groups]
+        deleted = [contrasts(group_N != group)[0] for group in groups]
         if len(groups) < LEAST_GROUPS or not all(map(len, deleted)):
             continue
         half = jackknife([value_A.mean() for value_A in deleted])
@@ -132,7 +132,7 @@ def flow_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _remaining(
+def _remaining_contrasts(
     matched_A: np.ndarray,
     prompt_A: np.ndarray,
     logp_AJ: np.ndarray,
@@ -214,8 +214,8 @@ def score_flow(
     Returns:
       (score_MN and length_M as `cross_score`, `flow_metrics`).
     """
-    spoken = [_reasoning_and_answer(turn) for turn in turns]
-    acts_M = np.array([row.action > 0 for row in spoken])
+    replies = [_scored_reply(turn) for turn in turns]
+    acts_M = np.array([row.action > 0 for row in replies])
     own_A = np.flatnonzero(acts_M)
     kinds = {"others": False} | ({"siblings": True} if siblings else {})
     drawn = {
@@ -223,13 +223,13 @@ def score_flow(
         for kind, same in kinds.items()
     }
     swapped = [
-        (prompt_M[m], _action_after(turns[m], turns[j]))
+        (prompt_M[m], _swapped_reply(turns[m], turns[j]))
         for panels in drawn.values()
         for m, panel in zip(own_A, panels, strict=True)
         for j in panel
     ]
     score_MN, action_MN, logp_R = cross_score_actions(
-        model, params, prompts, spoken, swapped, micro_batch=micro_batch
+        model, params, prompts, replies, swapped, micro_batch=micro_batch
     )
     scored, r = {}, 0
     for kind, panels in drawn.items():
@@ -250,18 +250,18 @@ def score_flow(
         group_N=group_N,
         **scored,
     )
-    return score_MN, np.array([row.reasoning for row in spoken], np.int32), metrics
+    return score_MN, np.array([row.reasoning for row in replies], np.int32), metrics
 
 
-def _reasoning_and_answer(turn: Turn) -> Spoken:
+def _scored_reply(turn: Turn) -> ScoredReply:
     """Return the reasoning of a turn and, if it has an answer, all tokens to the answer's end."""
     (start, end), (first, last) = turn.reasoning, turn.answer
-    return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
+    return ScoredReply(turn.sampled[start : max(end, last)], end - start, last - first)
 
 
-def _action_after(turn: Turn, other: Turn) -> Spoken:
+def _swapped_reply(turn: Turn, other: Turn) -> ScoredReply:
     """Return the action of a turn, with its tags, after the reasoning of another turn."""
     first, last = turn.answer
     reasoning = other.sampled[slice(*other.reasoning)]
     ending = turn.sampled[turn.reasoning[1] : last]
-    return Spoken(np.concatenate([reasoning, ending]), 0, last - first)
+    return ScoredReply(np.concatenate([reasoning, ending]), 0, last - first)

@@ -108,9 +108,9 @@ def part_gradients(
         return jnp.stack([terms[name] for name in names])
 
     def micro(piece):
-        _, pull = jax.vjp(lambda params: parts(params, piece), params)
+        _, pullback = jax.vjp(lambda params: parts(params, piece), params)
         # A loop, so that the backward pass is compiled once.
-        return jax.lax.map(lambda unit_P: pull(unit_P)[0], jnp.eye(len(names))), {}
+        return jax.lax.map(lambda unit_P: pullback(unit_P)[0], jnp.eye(len(names))), {}
 
     gradients, _ = optimize.accumulate(micro, pieces, count)
     return gradients
@@ -244,9 +244,9 @@ def figures(
     if along_P is not None:
         for name, u in vectors.items():
             metrics[f"{name}_pull"] = -(u @ np.asarray(along_P, np.float64)) / all_weight
-    pull = norm.get("regulariser", 0.0)
-    if norm["task"] + pull:
-        metrics["dominance"] = pull / (norm["task"] + pull)
+    regulariser_norm = norm.get("regulariser", 0.0)
+    if norm["task"] + regulariser_norm:
+        metrics["dominance"] = regulariser_norm / (norm["task"] + regulariser_norm)
     return {name: float(value) for name, value in metrics.items()}
 
 

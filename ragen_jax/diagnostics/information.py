@@ -83,7 +83,7 @@ def information_metrics(
       AssertionError: ranks or axis lengths disagree.
     """
     scores = checked_scores(score_MN, length_M, prompt_M, prompt_id_N)
-    return _means([_of_reasonings(*scores)], std_eps)
+    return _means([_reasoning_values(*scores)], std_eps)
 
 
 def within_metrics(
@@ -121,13 +121,13 @@ def within_metrics(
     score_MN, length_M, own_M, prompt_id_N = checked_scores(
         score_MN, length_M, prompt_M, prompt_id_N
     )
-    of_parts = [
-        _of_reasonings(
+    part_values = [
+        _reasoning_values(
             score_MN[np.ix_(rows, columns)], length_M[rows], own_columns, prompt_id_N[columns]
         )
         for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N)
     ]
-    return _means(of_parts, std_eps) if of_parts else {}
+    return _means(part_values, std_eps) if part_values else {}
 
 
 def parts(
@@ -153,7 +153,7 @@ def parts(
             yield rows, columns, np.searchsorted(columns, own_M[rows])
 
 
-def _of_reasonings(
+def _reasoning_values(
     score_MN: np.ndarray, length_M: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return the values that the figures are means of: arrays [M], or [M, ranks]."""
@@ -187,24 +187,24 @@ def own_margins(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
     return np.where(others_M > 0, own_score_M - total_M / np.maximum(others_M, 1), 0.0)
 
 
-def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics:
-    """Return the metrics of one or more results of `_of_reasonings`."""
-    of = {name: np.concatenate([part[name] for part in of_parts]) for name in of_parts[0]}
+def _means(part_values: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics:
+    """Return the metrics of one or more results of `_reasoning_values`."""
+    values = {name: np.concatenate([part[name] for part in part_values]) for name in part_values[0]}
     metrics = {
-        "h_cond": -np.mean(of["matched"]),
-        "h_cond_seq": -np.mean(of["matched_seq"]),
-        "mi_upper_bound": np.mean(of["bound"]),
-        "own_margin": np.mean(of["margin"]),
+        "h_cond": -np.mean(values["matched"]),
+        "h_cond_seq": -np.mean(values["matched_seq"]),
+        "mi_upper_bound": np.mean(values["bound"]),
+        "own_margin": np.mean(values["margin"]),
     }
     for suffix in ("", "_seq", "_released"):
-        matched_M = of["matched_seq" if suffix == "_seq" else "matched"]
-        marginal_M = of["marginal" + suffix]
+        matched_M = values["matched_seq" if suffix == "_seq" else "matched"]
+        marginal_M = values["marginal" + suffix]
         mi, std = np.mean(matched_M - marginal_M), np.std(marginal_M)
         metrics["mi" + suffix] = mi
         metrics["h_marginal" + suffix] = -np.mean(marginal_M)
         metrics["marginal_std" + suffix] = std
         metrics["mi_zscore" + suffix] = mi / (std + std_eps)
-    hit_R, chance_R = of["hit"].mean(axis=0), of["chance"].mean(axis=0)
+    hit_R, chance_R = values["hit"].mean(axis=0), values["chance"].mean(axis=0)
     metrics["retrieval_acc"], metrics["retrieval_chance"] = hit_R[0], chance_R[0]
     for k, hit, chance in zip(RECALL_AT, hit_R[1:], chance_R[1:], strict=True):
         metrics[f"recall_at_{k}"], metrics[f"recall_chance_at_{k}"] = hit, chance
@@ -245,13 +245,15 @@ def _retrieval(
         answer = own_answer_M[m]
         tied_others_D = tied_MD[m].copy()
         tied_others_D[answer] = False
-        at_rank = _first_rank_probabilities(columns_D[answer], columns_D[tied_others_D])
-        hit_MR[m] = [_rank_below(at_rank, k - higher_M[m]) for k in ranks]
+        rank_probabilities = _first_rank_probabilities(columns_D[answer], columns_D[tied_others_D])
+        hit_MR[m] = [_within(rank_probabilities, k - higher_M[m]) for k in ranks]
     own_columns_M = columns_D[own_answer_M]
     chance_MR = np.zeros((M, len(ranks)))
     for c in np.unique(own_columns_M):
-        at_rank = _first_rank_probabilities(c, np.delete(columns_D, np.argmax(columns_D == c)))
-        chance_MR[own_columns_M == c] = [_rank_below(at_rank, k) for k in ranks]
+        rank_probabilities = _first_rank_probabilities(
+            c, np.delete(columns_D, np.argmax(columns_D == c))
+        )
+        chance_MR[own_columns_M == c] = [_within(rank_probabilities, k) for k in ranks]
     return hit_MR, chance_MR
 
 
@@ -288,11 +290,11 @@ def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.nda
     return density_Q @ rang_QR
 
 
-def _rank_below(at_rank_R: np.ndarray, count: int) -> float:
+def _within(probability_R: np.ndarray, count: int) -> float:
     """Return P(rank < count); exactly 1 if count covers all ranks, without rounding errors."""
-    if count >= len(at_rank_R):
+    if count >= len(probability_R):
         return 1.0
-    return float(np.sum(at_rank_R[: max(count, 0)]))
+    return float(np.sum(probability_R[: max(count, 0)]))
 
 
 def best_columns(score_MN: np.ndarray, answer_N: np.ndarray) -> np.ndarray:

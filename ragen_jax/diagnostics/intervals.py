@@ -117,9 +117,9 @@ def confidence_intervals(
     part_N = np.zeros(N, int) if part_N is None else np.asarray(part_N)
     chex.assert_shape([group_N, part_N], (N,))
 
-    def left(keep_N):
+    def remaining_figures(keep_N):
         """Return mean entropies and information of the kept columns; {} if they allow none."""
-        of_parts = []
+        part_values = []
         for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N, keep_N):
             score = score_MN[np.ix_(rows, columns)]
             matched = score[np.arange(len(rows)), own_columns]
@@ -127,10 +127,10 @@ def confidence_intervals(
             by_token = score / length_M[rows, None]
             released = np.logaddexp.reduce(by_token, axis=1) - np.log(len(columns))
             margin = own_margins(score, own_columns, prompt_id_N[columns])
-            of_parts.append((matched, marginal, released, margin, length_M[rows]))
-        if not of_parts:
+            part_values.append((matched, marginal, released, margin, length_M[rows]))
+        if not part_values:
             return {}
-        matched_M, marginal_M, released_M, margin_M, tokens_M = np.concatenate(of_parts, axis=1)
+        matched_M, marginal_M, released_M, margin_M, tokens_M = np.concatenate(part_values, axis=1)
         means = {
             "mi_released": np.mean(matched_M / tokens_M - released_M),
             "own_margin": np.mean(margin_M),
@@ -142,26 +142,26 @@ def confidence_intervals(
         return means
 
     groups = np.unique(group_N)
-    deleted = [left(group_N != group) for group in groups]
+    deleted = [remaining_figures(group_N != group) for group in groups]
     if len(groups) < LEAST_GROUPS or not all(deleted):
         return {}
-    hits, of_groups, D, asked = [], [], 0, 0
+    hits, hit_groups, D, own_prompts = [], [], 0, 0
     for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N):
         ids = prompt_id_N[columns]
         hits.append(first_ranks(score_MN[np.ix_(rows, columns)], own_columns, ids))
-        of_groups.append(group_N[own_M[rows]])
-        D, asked = D + len(np.unique(ids)), asked + len(np.unique(ids[own_columns]))
+        hit_groups.append(group_N[own_M[rows]])
+        D, own_prompts = D + len(np.unique(ids)), own_prompts + len(np.unique(ids[own_columns]))
 
     half = {}
-    full = left(np.ones(N, bool))
+    full = remaining_figures(np.ones(N, bool))
     for name, value in full.items():
         sums = name.endswith("_seq") or name == "own_margin"
         matched = full["h_cond_seq" if sums else "h_cond"]
         floor = abs(value) / (2 * D) if name.startswith("mi") else 0.0
         rounding = np.finfo(np.float32).eps * abs(matched)
         half[name] = jackknife([means[name] for means in deleted], floor) + rounding
-    hit_M, group_M = np.concatenate(hits), np.concatenate(of_groups)
-    n, t = np.sqrt(len(hit_M) * asked), t_quantile(len(np.unique(group_M)))
+    hit_M, group_M = np.concatenate(hits), np.concatenate(hit_groups)
+    n, t = np.sqrt(len(hit_M) * own_prompts), t_quantile(len(np.unique(group_M)))
     half["retrieval_acc"] = grouped(hit_M, group_M, floor=t / (2 * (n + t**2)))
     return {name + "_ci95": float(value) for name, value in half.items()}
 

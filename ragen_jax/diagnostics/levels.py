@@ -229,7 +229,7 @@ def _append(
     s = Levels(**{name: np.array(x) for name, x in vars(s).items()})
     step_EF = np.broadcast_to(step_E[:, None], value_EF.shape)
 
-    def shifted(old_EFQ, new_EF):
+    def shift(old_EFQ, new_EF):
         new_EFQ = np.concatenate([old_EFQ[..., 1:], new_EF[..., None]], axis=-1)
         return np.where(here_EF[..., None], new_EFQ, old_EFQ).astype(old_EFQ.dtype)
 
@@ -241,16 +241,16 @@ def _append(
         first_step_EF=np.where(here_EF & (s.count_EF == 0), step_EF, s.first_step_EF).astype("i4"),
         first_EFA=np.where(at_EFA, value_EF[..., None], s.first_EFA).astype("f4"),
         first_weight_EFA=np.where(at_EFA, weight_EF[..., None], s.first_weight_EFA).astype("f4"),
-        last_EFQ=shifted(s.last_EFQ, value_EF),
-        last_weight_EFQ=shifted(s.last_weight_EFQ, weight_EF),
-        last_error_EFQ=shifted(s.last_error_EFQ, error_EF**2),
-        last_step_EFQ=shifted(s.last_step_EFQ, step_EF),
+        last_EFQ=shift(s.last_EFQ, value_EF),
+        last_weight_EFQ=shift(s.last_weight_EFQ, weight_EF),
+        last_error_EFQ=shift(s.last_error_EFQ, error_EF**2),
+        last_step_EFQ=shift(s.last_step_EFQ, step_EF),
         first_count_EF=(s.first_count_EF + early_EF).astype(np.int32),
         count_EF=(s.count_EF + here_EF).astype(np.int32),
     )
 
 
-def _noise_values(s: Levels, test: Comparison) -> np.ndarray:
+def _count_learnt(s: Levels, test: Comparison) -> np.ndarray:
     """Return the number of values that noise is estimated from, int [E, F]."""
     count_EF = s.count_EF.astype(int)
     return np.where(count_EF <= test.baseline, count_EF, np.maximum(test.baseline, count_EF - LAG))
@@ -258,35 +258,35 @@ def _noise_values(s: Levels, test: Comparison) -> np.ndarray:
 
 def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
     """Update noise and wandering with the value that is now LAG values old."""
-    learnt_EF = _noise_values(s, test)
-    before_EF = _noise_values(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
+    learnt_EF = _count_learnt(s, test)
+    before_EF = _count_learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
     new_EF = (learnt_EF > before_EF) & ~fixed_EF
     place_EF = LAST - (s.count_EF - learnt_EF) - 1  # position of that value among the last
 
-    def at(x_EFQ, back=0):
+    def value_back(x_EFQ, back=0):
         index_EF1 = np.clip(place_EF - back, 0, LAST - 1)[..., None]
         return np.take_along_axis(x_EFQ.astype(float), index_EF1, axis=-1)[..., 0]
 
-    weight_EF, weight_before_EF = at(s.last_weight_EFQ), at(s.last_weight_EFQ, 1)
+    weight_EF, weight_before_EF = value_back(s.last_weight_EFQ), value_back(s.last_weight_EFQ, 1)
     has_before_EF = new_EF & (learnt_EF > 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        change_EF = (at(s.last_EFQ) - at(s.last_EFQ, 1)) ** 2
+        change_EF = (value_back(s.last_EFQ) - value_back(s.last_EFQ, 1)) ** 2
         change_EF = change_EF / (1 / weight_EF + 1 / weight_before_EF)
 
-    def running(old_EF, new_values_EF, number_EF, most, where_EF):
+    def update_mean(old_EF, new_values_EF, number_EF, most, where_EF):
         rate_EF = 1 / np.clip(number_EF, 1, most)
         return np.where(where_EF, old_EF + rate_EF * (new_values_EF - old_EF), old_EF)
 
-    noise_EF = running(s.noise_EF, change_EF, learnt_EF - 1, NOISE_VALUES, has_before_EF)
-    error_EF = running(
-        s.error_EF, at(s.last_error_EFQ) * weight_EF, learnt_EF, NOISE_VALUES, new_EF
+    noise_EF = update_mean(s.noise_EF, change_EF, learnt_EF - 1, NOISE_VALUES, has_before_EF)
+    error_EF = update_mean(
+        s.error_EF, value_back(s.last_error_EFQ) * weight_EF, learnt_EF, NOISE_VALUES, new_EF
     )
 
     full_EF = new_EF & (learnt_EF % BLOCK == 0)
     total_EF, sum_EF = np.zeros(full_EF.shape), np.zeros(full_EF.shape)
     for back in range(BLOCK):
-        total_EF += at(s.last_weight_EFQ, back)
-        sum_EF += at(s.last_weight_EFQ, back) * at(s.last_EFQ, back)
+        total_EF += value_back(s.last_weight_EFQ, back)
+        sum_EF += value_back(s.last_weight_EFQ, back) * value_back(s.last_EFQ, back)
     first_EF, second_EF = np.moveaxis(np.asarray(s.block_EF2, float), -1, 0)
     first_w_EF, second_w_EF = np.moveaxis(np.asarray(s.block_weight_EF2, float), -1, 0)
     compared_EF = full_EF & (first_w_EF > 0)
@@ -305,7 +305,7 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
         rate_EF = np.minimum(block_EF / np.minimum(blocks_EF, BLOCKS), 1)
         wander_EF = s.wander_EF + rate_EF * (square_EF - own_EF - s.wander_EF)
 
-    def pushed(old_EF2, new_EF):
+    def push(old_EF2, new_EF):
         new_EF2 = np.stack([old_EF2[..., 1], new_EF], axis=-1)
         return np.where(full_EF[..., None], new_EF2, old_EF2).astype("f4")
 
@@ -313,8 +313,8 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
         s,
         noise_EF=noise_EF.astype("f4"),
         error_EF=error_EF.astype("f4"),
-        block_EF2=pushed(s.block_EF2, mean_EF),
-        block_weight_EF2=pushed(s.block_weight_EF2, total_EF),
+        block_EF2=push(s.block_EF2, mean_EF),
+        block_weight_EF2=push(s.block_weight_EF2, total_EF),
         blocks_EF=blocks_EF.astype("f4"),
         wander_EF=np.where(block_EF > 0, wander_EF, s.wander_EF).astype("f4"),
     )
@@ -322,7 +322,7 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
 
 def _noise(s: Levels, test: Comparison) -> np.ndarray:
     """Return v, the variance of a value of weight 1, float64 [E, F]."""
-    doubt_EF = 1 + NOISE_DOUBT / np.maximum(_noise_values(s, test), test.baseline)
+    doubt_EF = 1 + NOISE_DOUBT / np.maximum(_count_learnt(s, test), test.baseline)
     return np.maximum(s.noise_EF, s.error_EF).astype(float) * doubt_EF
 
 

@@ -92,11 +92,11 @@ def mediation_metrics(
     widths = [length_bucket(max(map(len, rows)), parts=16) for rows in parts]
     found = []
     for b in range(0, len(turns), micro_batch):
-        some = slice(b, b + micro_batch)
-        padded = [pad_rows(x[some], n, micro_batch) for x, n in zip(parts, widths, strict=True)]
-        action = np.resize(action_B[some], micro_batch)  # rows after the last are dropped
-        measured = measure(model, params, *padded, action, np.int32(filler))
-        found.append(np.asarray(measured)[:, : len(turns[some])])
+        batch = slice(b, b + micro_batch)
+        padded = [pad_rows(x[batch], n, micro_batch) for x, n in zip(parts, widths, strict=True)]
+        action = np.resize(action_B[batch], micro_batch)  # rows after the last are dropped
+        measures_MB = measure(model, params, *padded, action, np.int32(filler))
+        found.append(np.asarray(measures_MB)[:, : len(turns[batch])])
     value_MB = np.concatenate(found, axis=1).astype(np.float64)
     groups = max(episode.group for episode in episodes) + 1
     group_B = [episode.group for episode in chosen]
@@ -131,7 +131,7 @@ def measure(
     (prompt_BX, x_B), (reasoning_BZ, z_B), (ending_BE, e_B) = prompt, reasoning, ending
     X, Z, E = (tokens.shape[1] for tokens, _ in (prompt, reasoning, ending))
     at_E = jnp.arange(E)
-    of_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])
+    is_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])
 
     def read(tokens, start_B, memory, model=model, params=params, positions=None):
         """Return (hidden states, keys and values) of tokens after a memory, from start_B on."""
@@ -144,28 +144,28 @@ def measure(
     def segment(kv, length_B):
         return Segment(*kv, length_N=length_B)
 
-    def before(hidden_BED):
+    def shift_right(hidden_BED):
         """Return the states that predict the ending's tokens; the first entry is not used."""
         return jnp.roll(hidden_BED, 1, axis=1)
 
     def mean(value_BE):
-        return jnp.where(of_action, value_BE, 0.0).sum(1) / action_B
+        return jnp.where(is_action, value_BE, 0.0).sum(1) / action_B
 
     zero_B = jnp.zeros_like(x_B)
-    next_B = next_positions(params, prompt_BX, x_B)  # position after the prompt
+    reasoning_start_B = next_positions(params, prompt_BX, x_B)  # position after the prompt
     x = segment(read(prompt_BX, zero_B, ())[1], x_B)
-    z = segment(read(reasoning_BZ, next_B, (x,))[1], z_B)
-    alone = segment(read(reasoning_BZ, next_B, ())[1], z_B)
-    stops = segment(read(jnp.full_like(reasoning_BZ, filler), next_B, (x,))[1], z_B)
+    z = segment(read(reasoning_BZ, reasoning_start_B, (x,))[1], z_B)
+    alone = segment(read(reasoning_BZ, reasoning_start_B, ())[1], z_B)
+    stops = segment(read(jnp.full_like(reasoning_BZ, filler), reasoning_start_B, (x,))[1], z_B)
     states = {
-        name: before(read(ending_BE, start_B, memory)[0])
+        name: shift_right(read(ending_BE, start_B, memory)[0])
         for name, start_B, memory in (
-            ("full", next_B + z_B, (x, z)),
-            ("through", next_B + z_B, (z,)),
-            ("without", next_B + z_B, (x,)),
-            ("alone", next_B + z_B, (alone,)),
-            ("empty", next_B, (x,)),
-            ("stops", next_B + z_B, (x, stops)),
+            ("full", reasoning_start_B + z_B, (x, z)),
+            ("through", reasoning_start_B + z_B, (z,)),
+            ("without", reasoning_start_B + z_B, (x,)),
+            ("alone", reasoning_start_B + z_B, (alone,)),
+            ("empty", reasoning_start_B, (x,)),
+            ("stops", reasoning_start_B + z_B, (x, stops)),
         )
     }
 
@@ -174,12 +174,12 @@ def measure(
         return vocabulary_statistics(states[name], head(params), ending_BE, 1.0, pair)
 
     logp, entropy, direct = statistics("full", "through")
-    _, _, needed = statistics("full", "without")
-    _, entropy_through, leaked = statistics("through", "alone")
+    _, _, kl_without = statistics("full", "without")
+    _, entropy_through, kl_alone = statistics("through", "alone")
 
-    def exchanged(name):
+    def relative_gain(name):
         with_B, without_B = (
-            jnp.where(of_action, x, 0.0).sum(1) for x in (logp, statistics(name)[0])
+            jnp.where(is_action, x, 0.0).sum(1) for x in (logp, statistics(name)[0])
         )
         least = jnp.finfo(jnp.float32).tiny  # both certain: 0
         return (with_B - without_B) / jnp.maximum(-(with_B + without_B), least)
@@ -193,28 +193,32 @@ def measure(
     table = table.reshape(tokens.size, -1)
     row_BT = jnp.arange(tokens.size).reshape(tokens.shape)
     plain = {"vision": None, "image_tokens": None}  # its token ids are rows of the table
-    own = Qwen(dataclasses.replace(model.config, vocab_size=tokens.size, tied=True, **plain))
+    table_model = Qwen(
+        dataclasses.replace(model.config, vocab_size=tokens.size, tied=True, **plain)
+    )
 
     def loss(table):
-        not_read = "head", "images"
-        mine = {name: p for name, p in params.items() if name not in not_read} | {"embed": table}
-        here = functools.partial(read, model=own, params=mine)
+        omitted = "head", "images"
+        table_params = {name: p for name, p in params.items() if name not in omitted} | {
+            "embed": table
+        }
+        read_table = functools.partial(read, model=table_model, params=table_params)
         at_BX = token_positions(params, prompt_BX)
-        x = segment(here(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
-        z = segment(here(row_BT[:, X : X + Z], next_B, (x,))[1], z_B)
-        hidden, _ = here(row_BT[:, X + Z :], next_B + z_B, (x, z))
-        logp, _ = vocabulary_statistics(before(hidden), head(params), ending_BE, 1.0)
+        x = segment(read_table(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
+        z = segment(read_table(row_BT[:, X : X + Z], reasoning_start_B, (x,))[1], z_B)
+        hidden, _ = read_table(row_BT[:, X + Z :], reasoning_start_B + z_B, (x, z))
+        logp, _ = vocabulary_statistics(shift_right(hidden), head(params), ending_BE, 1.0)
         return -mean(logp).sum()
 
     norm_BT = jnp.linalg.norm(jax.grad(loss)(table).astype(jnp.float32), axis=-1)
     norm_BT = norm_BT.reshape(tokens.shape)
     parts = jnp.stack([norm_BT[:, :X].sum(1), norm_BT[:, X : X + Z].sum(1)])
-    measured = jnp.stack(
+    measures_MB = jnp.stack(
         [
-            *(mean(kl) for kl in (direct, needed, leaked)),
+            *(mean(kl) for kl in (direct, kl_without, kl_alone)),
             mean(entropy_through) - mean(entropy),
             *parts / norm_BT.sum(1),
-            *(exchanged(name) for name in ("empty", "stops")),
+            *(relative_gain(name) for name in ("empty", "stops")),
         ]
     )
-    return constrain(measured, None, None)  # every process reads all of it
+    return constrain(measures_MB, None, None)  # every process reads all of it

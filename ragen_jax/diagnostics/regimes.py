@@ -148,11 +148,11 @@ def relative(state: RegimeState) -> np.ndarray:
     """Return each figure's recent mean over its level, float64 [E, F]; NaN without a level."""
     level_EF = np.asarray(state.levels.level_EF, np.float64)
     recent_EF = np.asarray(state.levels.recent_EF, np.float64)
-    level_EF, recent_EF = _plain(level_EF), _plain(recent_EF)
+    level_EF, recent_EF = _to_margins(level_EF), _to_margins(recent_EF)
     return np.divide(recent_EF, level_EF, out=np.full(level_EF.shape, np.nan), where=level_EF > 0)
 
 
-def _plain(x_EF: np.ndarray) -> np.ndarray:
+def _to_margins(x_EF: np.ndarray) -> np.ndarray:
     """Convert logarithms of margins to margins in nats; leave other figures unchanged."""
     margin_EF = np.sign(x_EF) * np.expm1(np.where(LOG_F, np.abs(x_EF), 0.0))
     return np.where(LOG_F, margin_EF, x_EF)
@@ -313,8 +313,8 @@ def _judge(state: RegimeState, settings: Regimes, rows: Sequence[Metrics]) -> Re
 
 def _reason(state: RegimeState, share_EF: np.ndarray, e: int, label: str, index: int | None) -> str:
     """Return a sentence with the numbers of an environment's signs."""
-    recent_F = _plain(np.asarray(state.levels.recent_EF, np.float64))[e]
-    level_F = _plain(np.asarray(state.levels.level_EF, np.float64))[e]
+    recent_F = _to_margins(np.asarray(state.levels.recent_EF, np.float64))[e]
+    level_F = _to_margins(np.asarray(state.levels.level_EF, np.float64))[e]
     words = [
         f"{figure.words} {recent_F[f]:.3g}, {share_EF[e, f]:.2f} of its level {level_F[f]:.3g}"
         for f, figure in enumerate(FIGURES)

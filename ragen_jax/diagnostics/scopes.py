@@ -151,7 +151,7 @@ def collapse_metrics(
     for form, case in scored.items():
         rng = key.generator(Purpose.PERMUTATIONS, FORMS.index(form))
         # In the first turn, members of a group share only their prompt.
-        figures = _figures(*case, deal_groups=form != "first_turn", rng=rng)
+        figures = _figures(*case, permute_groups=form != "first_turn", rng=rng)
         metrics |= {f"collapse/{form}/{name}": value for name, value in figures.items()}
     return metrics
 
@@ -163,7 +163,7 @@ def _figures(
     prompt_id_N: np.ndarray,
     part_N: np.ndarray | None,
     *,
-    deal_groups: bool,
+    permute_groups: bool,
     rng: np.random.Generator,
 ) -> Metrics:
     """Return the collapse/* figures of a form; {} if no part has two distinct prompts."""
@@ -178,7 +178,7 @@ def _figures(
     metrics |= confidence_intervals(
         score_MN, length_M, own_M, prompt_id_N=prompt_id_N, group_N=sample.group_N, part_N=part_N
     )
-    group_N = sample.group_N if deal_groups else None
+    group_N = sample.group_N if permute_groups else None
     p = retrieval_p(
         score_MN, own_M, prompt_id_N=prompt_id_N, group_N=group_N, part_N=part_N, rng=rng
     )

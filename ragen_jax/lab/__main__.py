@@ -29,11 +29,11 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config import help
 from ragen_jax.config.fields import warning
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab.arms import arms, dated, run_arms, set_by, shortened
+from ragen_jax.lab.arms import arms, list_fixed_fields, run_arms, set_dates, shorten
 from ragen_jax.lab.claims import write_claims
-from ragen_jax.lab.interim_analyses import certain, looks
+from ragen_jax.lab.interim_analyses import analysis_seed_counts, certain
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
-from ragen_jax.lab.recorded import cut, read_runs, write_runs
+from ragen_jax.lab.recorded import read_runs, trim_rows, write_runs
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import set_up_console
@@ -46,11 +46,11 @@ def main(argv: list[str]) -> None:
     with command.bad_input():
         require_matplotlib()
         experiment = EXPERIMENTS[name]
-        experiment = shortened(experiment) if QUICK.value else experiment
+        experiment = shorten(experiment) if QUICK.value else experiment
         plan = arms(experiment, CONFIG.value)
         if WORKERS.value < 0:
             raise ValueError(f"--workers is {WORKERS.value}; it must be at least 0")
-    given, fixed = command.overrides(), set_by(name, experiment)
+    given, fixed = command.overrides(), list_fixed_fields(name, experiment)
     line = warning({field: why for field, why in fixed.items() if field in given})
     if line:
         console(line)
@@ -62,19 +62,19 @@ def main(argv: list[str]) -> None:
     written = read_runs(page.with_suffix(".jsonl"), plan) if REUSE.value else {}
     if REUSE.value:
         console(f"{len(written)} of {len(plan)} arms are read from {page.with_suffix('.jsonl')}")
-    rows, counts = {}, looks(experiment)
+    rows, counts = {}, analysis_seed_counts(experiment)
     for count in counts:
         seeds = experiment.seeds[:count]
         part = [arm for arm in plan if arm.seed in seeds]
         with command.bad_input():
             missing = [arm for arm in part if arm.key not in written]
-            missing = dated(missing, root, command.today())
+            missing = set_dates(missing, root, command.today())
             code = run_arms(missing, root, workers=workers, minutes=experiment.minutes)
         if code:
             sys.exit(code)
         rows = {
             arm.key: written.get(arm.key)
-            or cut(read_metrics(root / arm.folder / "metrics.jsonl"), figures(name))
+            or trim_rows(read_metrics(root / arm.folder / "metrics.jsonl"), figures(name))
             for arm in part
         }
         if count < counts[-1] and certain(PRIMARY[name](rows), experiment):

@@ -54,7 +54,7 @@ class Arm:
         return f"{self.setting}, {self.treatment}, {self.seed}"
 
 
-def shortened(experiment: Experiment) -> Experiment:
+def shorten(experiment: Experiment) -> Experiment:
     """Return the short form of an experiment, for --quick.
 
     Raises:
@@ -94,7 +94,7 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
     return plan
 
 
-def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
+def set_dates(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
     """Return the arms with a common date for their chat templates.
 
     It is the earliest date that an arm in `root` has recorded, else `today`.
@@ -107,24 +107,24 @@ def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
         found.append(run_date(arm.config.model, root / arm.folder, today))
     first = min(found, default="")
     return [
-        _dated(arm, first if date == today.isoformat() else date)
+        _set_date(arm, first if date == today.isoformat() else date)
         for arm, date in zip(plan, found, strict=True)
     ]
 
 
-def _dated(arm: Arm, date: str) -> Arm:
+def _set_date(arm: Arm, date: str) -> Arm:
     model = dataclasses.replace(arm.config.model, date=date)
     return dataclasses.replace(arm, config=dataclasses.replace(arm.config, model=model))
 
 
-def set_by(name: str, experiment: Experiment) -> dict[str, str]:
+def list_fixed_fields(name: str, experiment: Experiment) -> dict[str, str]:
     """Return {field: reason} for the fields whose values an experiment sets."""
     varied = [*experiment.settings.values(), *experiment.treatments.values()]
     fields = {"seed", *experiment.always, *(field for changes in varied for field in changes)}
     return dict.fromkeys(sorted(fields), f"because experiment {name} sets its own values")
 
 
-def finished(workdir: Path, steps: int) -> bool:
+def is_finished(workdir: Path, steps: int) -> bool:
     """Return whether the metrics in a run's folder extend to step `steps`."""
     rows = read_metrics(workdir / "metrics.jsonl")
     return bool(rows) and rows[-1]["step"] >= steps
@@ -152,7 +152,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     for arm in plan:  # including finished arms: other experiments may share the folder
         refuse_links(root / arm.folder)
         same_run(arm.config, root / arm.folder)
-    waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
+    waiting = [arm for arm in plan if not is_finished(root / arm.folder, arm.config.steps)]
     for arm in waiting:
         if arm.config.model.path == "tiny":
             tiny_model(arm.config)

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.lab.curves import Rows, curve, end
 
-AT = 0.97  # a metric is at its ceiling from this fraction of the ceiling on
-CANNOT = "cannot be judged (at the ceiling)"  # verdict
+CEILING_FRACTION = 0.97  # a metric is at its ceiling from this fraction of the ceiling on
+CANNOT_BE_JUDGED = "cannot be judged (at the ceiling)"  # verdict
 PROMPTS = {  # scope -> config field with the number of prompts
     "collapse/first_turn": "rollout.groups",
     "collapse/trajectory": "diagnose.trajectory_samples",
@@ -90,7 +90,7 @@ def at_ceiling(experiment: Experiment, figure: str, arms: Sequence[dict]) -> boo
         np.mean([fraction(experiment, figure, key, rows) for key, rows in arm.items()])
         for arm in arms
     ]
-    return bool(means) and all(mean >= AT for mean in means)
+    return bool(means) and all(mean >= CEILING_FRACTION for mean in means)
 
 
 def has_margin(figure: str, arms: Sequence[dict]) -> bool:

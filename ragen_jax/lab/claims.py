@@ -34,10 +34,10 @@ def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
 def write_claims(report: Path) -> str:
     """Write claims.md into the folder of the pages and return its text."""
     found = verdicts(report)
-    every = [v for of_page in found.values() for v in of_page or ()]
+    every = [v for page_verdicts in found.values() for v in page_verdicts or ()]
     adjusted = holm({i: v.p for i, v in enumerate(every) if v.p is not None})
     decided = [i for i, v in enumerate(every) if v.verdict in DECIDED]
-    survive = [i for i in decided if adjusted[i] < ERROR]
+    surviving = [i for i in decided if adjusted[i] < ERROR]
     lines = [
         "# The claims of RAGEN-2",
         "",
@@ -50,17 +50,17 @@ def write_claims(report: Path) -> str:
         "",
         f"Each verdict has a confidence of {100 * (1 - ERROR):.0f} % for its claim alone. The last "
         f"column has p-values with Holm's correction for the {len(adjusted)} claims tested on this "
-        f"page. Of the {len(decided)} decided verdicts, {len(survive)} remain decided with the "
+        f"page. Of the {len(decided)} decided verdicts, {len(surviving)} remain decided with the "
         f"correction (below {ERROR:g}, marked †).",
         "",
         "| claim | source | experiment | verdict | result | p | p (Holm) |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     number = 0
-    for name, of_page in found.items():
-        for v in of_page or ():
+    for name, page_verdicts in found.items():
+        for v in page_verdicts or ():
             tested = number in adjusted
-            mark = " †" if number in survive else ""
+            mark = " †" if number in surviving else ""
             cells = (
                 *(v.claim, v.source, f"[{name}]({name}.md)", f"**{v.verdict}**{mark}", v.figures),
                 *(_p(v.p) if tested else "", _p(adjusted[number]) if tested else ""),
@@ -69,7 +69,7 @@ def write_claims(report: Path) -> str:
             number += 1
     for source, claim, word, reason in OTHERWISE:
         lines.append(f"| {claim} | {source} | | **{word}** | {reason} | | |")
-    missing = [f"`{name}`" for name, of_page in found.items() if of_page is None]
+    missing = [f"`{name}`" for name, page_verdicts in found.items() if page_verdicts is None]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     text = "\n".join(lines) + "\n"

@@ -70,9 +70,11 @@ def with_interval(
       measure: function from a mask, bool [runs], to the correlation over the selected runs.
       treatment_R: treatment of each run; the jackknife deletes a treatment at a time.
     """
-    of_run = np.array(treatment_R)
-    deleted = [measure(of_run != name) for name in dict.fromkeys(treatment_R)]
-    middle, *odd = np.arctanh(np.clip([measure(of_run == of_run), *deleted], -LIMIT, LIMIT))
+    treatment_names_R = np.array(treatment_R)
+    deleted = [measure(treatment_names_R != name) for name in dict.fromkeys(treatment_R)]
+    middle, *odd = np.arctanh(
+        np.clip([measure(treatment_names_R == treatment_names_R), *deleted], -LIMIT, LIMIT)
+    )
     half = jackknife(odd)
     value, low, high = (float(np.tanh(x)) for x in (middle, middle - half, middle + half))
     return value, low, high
@@ -123,7 +125,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             what = f"`{name}` {verb} with success (RAGEN-2: {there})"
             figures = f"Spearman {value:+.2f} (95 % CI {low:+.2f} to {high:+.2f})"
             if ceiling.at_ceiling(experiment, name, [runs]):
-                found.append(Verdict("section 4", what, ceiling.CANNOT, figures))
+                found.append(Verdict("section 4", what, ceiling.CANNOT_BE_JUDGED, figures))
                 continue
             p = p_of(name, runs, value, high)
             found.append(Verdict("section 4", what, verdict(name, low, high), figures, p))
@@ -144,11 +146,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     shown_claims = [name for name in CLAIMS if name in found]
-    for name, of_claim in zip(shown_claims, verdicts(experiment, runs), strict=True):
+    for name, claim_verdict in zip(shown_claims, verdicts(experiment, runs), strict=True):
         value, low, high = found[name]
         shown = f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
-        p = "" if of_claim.p is None else f"{of_claim.p:.3f}"
-        lines.append(f"| `{name}` | {CLAIMS[name][0]} | {shown} | {p} | **{of_claim.verdict}** |")
+        p = "" if claim_verdict.p is None else f"{claim_verdict.p:.3f}"
+        lines.append(
+            f"| `{name}` | {CLAIMS[name][0]} | {shown} | {p} | **{claim_verdict.verdict}** |"
+        )
     lines += [
         "",
         f"![Spearman's correlation of every metric with success]({picture})",

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 WINDOW = 5  # steps over which metrics are smoothed, since a step has few prompts
 SUCCESS = "eval/success"
 LAST, FIRST = {SUCCESS: 2}, {SUCCESS: 1}  # values averaged at the end and start; other metrics:
-OF_OTHERS = 10
+OTHER_VALUES = 10
 
 
 def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
@@ -49,13 +49,13 @@ def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 def end(rows: Rows, name: str) -> float:
     """Return a metric at the end of a run; NaN if it was not measured."""
     _, values = curve(rows, name)
-    return float(values[-LAST.get(name, OF_OTHERS) :].mean()) if len(values) else float("nan")
+    return float(values[-LAST.get(name, OTHER_VALUES) :].mean()) if len(values) else float("nan")
 
 
 def start(rows: Rows, name: str) -> float:
     """Return a metric at the start of a run; NaN if it was not measured."""
     _, values = curve(rows, name)
-    return float(values[: FIRST.get(name, OF_OTHERS)].mean()) if len(values) else float("nan")
+    return float(values[: FIRST.get(name, OTHER_VALUES)].mean()) if len(values) else float("nan")
 
 
 def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -124,14 +124,14 @@ def updates(rows: Rows) -> int:
     return int(sum(row.get("update/count", 0) for row in rows))
 
 
-def judged(mean: float, half_width: float) -> str:
+def judge_difference(mean: float, half_width: float) -> str:
     """Return the verdict of an interval on the claim that a value is above 0."""
     if abs(mean) <= half_width:
         return "undecided"
     return "reproduced" if mean > 0 else "reversed"
 
 
-def judged_within(mean: float, half_width: float, margin: float) -> str:
+def judge_equivalence(mean: float, half_width: float, margin: float) -> str:
     """Return the verdict of an interval on the claim that a value is within a margin of 0."""
     if abs(mean) + half_width <= margin:
         return "reproduced"

@@ -89,7 +89,7 @@ class Reading(NamedTuple):
     collapsed_P: np.ndarray  # bool: the truth
 
 
-class Seen(NamedTuple):
+class Detection(NamedTuple):
     """The detection results of a metric."""
 
     auc: float
@@ -144,7 +144,7 @@ def observations(readings: Sequence[Reading]) -> float | None:
 
     None if the area cannot be computed without one of the runs.
     """
-    deleted = np.array([area([r for r in readings if r is not gone]) for gone in readings])
+    deleted = np.array([area([r for r in readings if r is not removed]) for removed in readings])
     if np.isnan(deleted).any():
         return None
     runs, value = len(readings), area(readings)
@@ -194,7 +194,7 @@ def controls(runs: Runs) -> dict[str, Control]:
     return {kind: noise.control(known, kind, baseline=BASELINE, level=QUANTILE) for kind in KINDS}
 
 
-def beyond(seen: "Seen", found: dict[str, Control]) -> str:
+def compare_with_noise(seen: Detection, found: dict[str, Control]) -> str:
     """Return whether the AUC distinguishes a metric from noise, and in which direction."""
     every = np.concatenate([control.draws["auc"] for control in found.values()])
     if seen.auc > every.max():
@@ -202,7 +202,7 @@ def beyond(seen: "Seen", found: dict[str, Control]) -> str:
     return "yes, in the other direction" if seen.auc < every.min() else "**no**"
 
 
-def judge(runs: Runs, name: str) -> Seen | None:
+def judge(runs: Runs, name: str) -> Detection | None:
     """Return a metric's results over all runs; identical runs count once.
 
     None if the runs lack the metric, or without healthy or collapsed runs.
@@ -228,7 +228,7 @@ def judge(runs: Runs, name: str) -> Seen | None:
             delays.append(alarms[0] - r.step_P[r.collapsed_P][0])
             lost = organism.success_lost(runs[key])
             leads += [] if lost is None else [lost - alarms[0]]
-    return Seen(
+    return Detection(
         *(area(every), low, high, float(np.mean(false)), len(delays)),
         float(np.median(delays)) if delays else None,
         float(np.median(leads)) if leads else None,
@@ -256,17 +256,17 @@ def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Return the verdicts on RAGEN-2's claim that MI detects the collapse and entropy does not."""
-    found, of_noise = [], controls(runs)
-    for name, sees in ((organism.MI, True), (ENTROPY, False)):
+    found, noise_controls = [], controls(runs)
+    for name, should_detect in ((organism.MI, True), (ENTROPY, False)):
         seen = judge(runs, name)
         if not seen:
             continue
-        if sees:
+        if should_detect:
             claim = f"a fall of `{name}` detects the loss of input dependence"
             word = (
                 "reproduced" if seen.low > 0.5 else "reversed" if seen.high < 0.5 else "undecided"
             )
-            noisy = beyond(seen, of_noise) == "**no**"
+            noisy = compare_with_noise(seen, noise_controls) == "**no**"
             word = "undecided" if noisy else word
             p = 1.0 if noisy else area_p(_readings(runs, name), 0.5)
         else:
@@ -283,14 +283,16 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """Return the text of the page, after its question and command."""
     results = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
-    unwell = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY)
+    collapsed_runs = sum(
+        bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY
+    )
     healthy = sum(key[0] == HEALTHY for key in runs)
     _, treatments, seeds = factors(runs)
     lines = [
         f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, treatments "
         f"{', '.join(treatments)}. With the entropy bonus, {ill} of {len(runs) - healthy} runs "
         f"fell below half of their first fraction of grounded replies; without it (`{HEALTHY}`), "
-        f"{unwell} of {healthy} did.",
+        f"{collapsed_runs} of {healthy} did.",
         "",
         f"![area under the ROC curve of every metric]({picture})",
         "",
@@ -298,8 +300,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "lead, steps | distinguishable from noise |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    of_noise = controls(runs)
-    for kind, found in of_noise.items():
+    noise_controls = controls(runs)
+    for kind, found in noise_controls.items():
         auc, false, runs_seen, delay, lead = (found.spread(name) for name in noise.COUNTED)
         cells = (
             *(f"*noise, {kind}*", "", "{1:.2f} ({0:.2f} to {2:.2f})".format(*auc)),
@@ -313,12 +315,15 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"
         cells = (
             *(f"`{name}`", direction, f"{seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"),
-            *(f"{seen.false:.0%}", f"{seen.runs} of {ill}{_mark(of_noise, 'runs', seen.runs)}"),
             *(
-                "" if x is None else f"{x:+.0f}{_mark(of_noise, what, x)}"
+                f"{seen.false:.0%}",
+                f"{seen.runs} of {ill}{_mark(noise_controls, 'runs', seen.runs)}",
+            ),
+            *(
+                "" if x is None else f"{x:+.0f}{_mark(noise_controls, what, x)}"
                 for what, x in (("delay", seen.delay), ("lead", seen.lead))
             ),
-            beyond(seen, of_noise),
+            compare_with_noise(seen, noise_controls),
         )
         lines.append("| " + " | ".join(cells) + " |")
     count, false, _, seen, delay = judge_alarm(runs)
@@ -349,9 +354,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _mark(of_noise: dict[str, Control], name: str, value: float) -> str:
+def _mark(noise_controls: dict[str, Control], name: str, value: float) -> str:
     """Return a mark for a value within the range of a kind of noise; "" for any other value."""
-    return " ~" if any(found.holds(name, value) for found in of_noise.values()) else ""
+    return " ~" if any(found.contains(name, value) for found in noise_controls.values()) else ""
 
 
 def draw(runs: Runs, path: Path) -> None:

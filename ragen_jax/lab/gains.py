@@ -31,14 +31,14 @@ from ragen_jax.configs.experiments.experiment import Claim
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import ceiling
 from ragen_jax.lab.curves import (
-    OF_OTHERS,
+    OTHER_VALUES,
     SUCCESS,
     Runs,
     Verdict,
     end,
     factors,
-    judged,
-    judged_within,
+    judge_difference,
+    judge_equivalence,
     start,
     updates,
 )
@@ -53,22 +53,26 @@ from ragen_jax.lab.statistics import (
 from ragen_jax.storage.writers import save_figure
 
 MARGIN = 0.03  # largest difference in success that counts as none
-SIDES = {1: "higher", -1: "lower", 0: f"equal (within {MARGIN:g})"}  # sign of a claim -> its text
+SIGN_TEXTS = {
+    1: "higher",
+    -1: "lower",
+    0: f"equal (within {MARGIN:g})",
+}  # sign of a claim -> its text
 NOT_TESTABLE = f"not testable ({SAME})"
 TOO_FEW = "too few settings"
 MI, ENTROPY, VALID = "collapse/first_turn/mi_seq", "update/entropy", "rollout/valid_rate"
-KEPT, VARIANCE, SPREAD = "filter/kept_ratio", "filter/score_mean", "filter/score_std"
+KEPT_RATIO, VARIANCE, SPREAD = "filter/kept_ratio", "filter/score_mean", "filter/score_std"
 LENGTH, TIME = "rollout/response_length", "time/cpu"
 FIGURES = (
-    *(SUCCESS, MI, ENTROPY, VALID, KEPT, VARIANCE, SPREAD, LENGTH, TIME),
+    *(SUCCESS, MI, ENTROPY, VALID, KEPT_RATIO, VARIANCE, SPREAD, LENGTH, TIME),
     *ceiling.companions((MI,)),
 )
-SHOWN = {
+COLUMNS = {
     "success": SUCCESS,
     "mi_seq": MI,
     "entropy": ENTROPY,
     "valid": VALID,
-    "groups kept": KEPT,
+    "groups kept": KEPT_RATIO,
     "reward variance": VARIANCE,
     "tokens per reply": LENGTH,
     "CPU s per step": TIME,
@@ -178,13 +182,13 @@ def judge(claim: Claim, runs: Runs, experiment: Experiment) -> Judgement:
         runs, claim.treatment, treatments[-1], claim.settings or None
     )
     if idle or capped:
-        word = NOT_TESTABLE if idle else ceiling.CANNOT
+        word = NOT_TESTABLE if idle else ceiling.CANNOT_BE_JUDGED
         return Judgement(word, mean, half_width, None, figure)
     if not claim.sign:
         p = p_within(mean, half_width, len(seeds) - 1, MARGIN)
-        return Judgement(judged_within(mean, half_width, MARGIN), mean, half_width, p, figure)
+        return Judgement(judge_equivalence(mean, half_width, MARGIN), mean, half_width, p, figure)
     p = p_value(mean, half_width, len(seeds) - 1)
-    return Judgement(judged(claim.sign * mean, half_width), mean, half_width, p, figure)
+    return Judgement(judge_difference(claim.sign * mean, half_width), mean, half_width, p, figure)
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
@@ -198,7 +202,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         if claim.since_start:
             other = f"at the end {than} at the start with `{claim.treatment}`"
         where = f" ({', '.join(claim.settings)})" if claim.settings else ""
-        text = f"`{claim.figure}` is {SIDES[claim.sign]} {other}{where}"
+        text = f"`{claim.figure}` is {SIGN_TEXTS[claim.sign]} {other}{where}"
         figures = f"{found_here.mean:+.3f} ± {found_here.half_width:.3f} (95 % CI)"
         if found_here.figure != claim.figure:
             figures += f" in `{found_here.figure}`, which has no ceiling"
@@ -233,9 +237,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     # Old rows may lack a metric.
-    shown = {
+    columns = {
         word: name
-        for word, name in SHOWN.items()
+        for word, name in COLUMNS.items()
         if any(np.isfinite(end(rows, name)) for rows in runs.values())
     }
     lines = [
@@ -254,7 +258,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         cells = (
             *(claim.source, claim.treatment, ", ".join(claim.settings) or "all"),
             f"`{found_here.figure}`",
-            SIDES[claim.sign] + (" than at the start" if claim.since_start else ""),
+            SIGN_TEXTS[claim.sign] + (" than at the start" if claim.since_start else ""),
             f"{found_here.mean:+.3f} ± {found_here.half_width:.3f}",
             "" if found_here.p is None else f"{found_here.p:.3f}",
             f"**{found_here.verdict}**",
@@ -270,9 +274,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "(95 % CI).",
         "",
         f"| setting | treatment | updates | success, difference to {treatments[-1]} | "
-        + " | ".join(shown)
+        + " | ".join(columns)
         + " |",
-        "| --- | --- | --- | --- | " + " | ".join("---" for _ in shown) + " |",
+        "| --- | --- | --- | --- | " + " | ".join("---" for _ in columns) + " |",
     ]
     for setting in settings:
         for treatment in treatments:
@@ -281,7 +285,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             cells = (
                 *(setting, treatment, f"{np.mean([updates(rows) for rows in arm.values()]):.0f}"),
                 _difference_cell(runs, treatment, setting, found),
-                *(_end_cell(experiment, name, arm) for name in shown.values()),
+                *(_end_cell(experiment, name, arm) for name in columns.values()),
             )
             lines.append("| " + " | ".join(cells) + " |")
     prediction = predictor(runs)
@@ -305,15 +309,17 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [
         "",
         "The rule, fixed before the runs: the end is the mean of the last two evaluations for "
-        f"success and of the last {OF_OTHERS} values for other metrics. A claim is reproduced if "
+        f"success and of the last {OTHER_VALUES} values for other metrics. A claim is reproduced "
+        "if "
         "the interval is on the claimed side of 0 and reversed if it is on the other side. A claim "
         f"of no difference is reproduced if the interval is within {MARGIN:g} of 0. Metrics marked "
-        f"(ceiling) are at {100 * ceiling.AT:.0f} % or more of their ceiling, the logarithm of the "
+        f"(ceiling) are at {100 * ceiling.CEILING_FRACTION:.0f} % or more of their ceiling, the "
+        "logarithm of the "
         "number of prompts; they cannot decide a claim if both sides are at the ceiling. p-values "
         "are for each claim alone; [claims](claims.md) corrects them for all claims."
         + (
             " Arms ran in parallel, so the time of a step is CPU time."
-            if "CPU s per step" in shown
+            if "CPU s per step" in columns
             else ""
         ),
     ]

@@ -13,22 +13,26 @@ NOT_COMPARED = ("time/", "throughput/")  # metrics that may differ between ident
 SAME = "identical runs"  # shown in place of a difference
 
 
-def _compared(row: Metrics) -> frozenset[tuple[str, float]]:
+def _comparable_values(row: Metrics) -> frozenset[tuple[str, float]]:
     """Return the metrics of a row that are equal in identical runs."""
     return frozenset(item for item in row.items() if not item[0].startswith(NOT_COMPARED))
 
 
 def _is_same(a: Rows, b: Rows) -> bool:
     """Return whether two runs are identical."""
-    return len(a) == len(b) and all(_compared(x) == _compared(y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        _comparable_values(x) == _comparable_values(y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def classes(runs: Runs) -> list[list[Key]]:
     """Return lists of identical runs, in order of appearance."""
     found: list[list[Key]] = []
-    alike: dict[tuple[int, frozenset[tuple[str, float]]], list[list[Key]]] = {}
+    classes_by_key: dict[tuple[int, frozenset[tuple[str, float]]], list[list[Key]]] = {}
     for key, rows in runs.items():
-        candidates = alike.setdefault((len(rows), _compared(rows[-1])), [])  # same last row
+        candidates = classes_by_key.setdefault(
+            (len(rows), _comparable_values(rows[-1])), []
+        )  # same last row
         same = next((keys for keys in candidates if _is_same(runs[keys[0]], rows)), None)
         if same is None:
             candidates.append([key])
@@ -43,7 +47,7 @@ def distinct(runs: Runs) -> Runs:
     return {keys[0]: runs[keys[0]] for keys in classes(runs)}
 
 
-def unchanged(
+def count_unchanged(
     runs: Runs, treatment: str, reference: str, settings: Sequence[str] | None = None
 ) -> tuple[int, int]:
     """Return (pairs of identical runs with a treatment and a reference, compared pairs)."""
@@ -60,7 +64,7 @@ def is_unchanged(
     runs: Runs, treatment: str, reference: str, settings: Sequence[str] | None = None
 ) -> bool:
     """Return whether all runs with a treatment are identical to those with a reference."""
-    same, pairs = unchanged(runs, treatment, reference, settings)
+    same, pairs = count_unchanged(runs, treatment, reference, settings)
     return treatment != reference and same == pairs
 
 

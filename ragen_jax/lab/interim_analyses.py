@@ -19,15 +19,15 @@ from ragen_jax.lab.statistics import ERROR
 GROWTH = 4  # ratio of a look's error to that of the previous look
 
 
-def looks(experiment: Experiment) -> list[int]:
+def analysis_seed_counts(experiment: Experiment) -> list[int]:
     """Return the numbers of seeds after which an experiment is analysed; the last is all seeds."""
     count = len(experiment.seeds)
     return list(range(min(experiment.least_seeds or count, count), count + 1))
 
 
-def spending(of_looks: int) -> list[float]:
+def spending(analyses: int) -> list[float]:
     """Return the error that each look may spend; the sum is ERROR."""
-    weights = [GROWTH**look for look in range(of_looks)]
+    weights = [GROWTH**look for look in range(analyses)]
     return [ERROR * weight / sum(weights) for weight in weights]
 
 
@@ -36,7 +36,7 @@ def confidence(experiment: Experiment, seeds: int) -> float:
 
     With fewer seeds than the first look needs, it is the confidence of the first look.
     """
-    counts = looks(experiment)
+    counts = analysis_seed_counts(experiment)
     look = sum(count <= seeds for count in counts) - 1
     return 1 - spending(len(counts))[max(look, 0)]
 

@@ -28,9 +28,18 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import model_organism as organism
 from ragen_jax.lab import treatments as comparisons
-from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, judged, judged_within
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    Rows,
+    Runs,
+    Verdict,
+    curve,
+    factors,
+    judge_difference,
+    judge_equivalence,
+)
 from ragen_jax.lab.identical import SAME, is_unchanged
-from ragen_jax.lab.interim_analyses import confidence, looks
+from ragen_jax.lab.interim_analyses import analysis_seed_counts, confidence
 from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.statistics import ERROR, p_value, p_within
 from ragen_jax.storage.writers import save_figure
@@ -97,7 +106,7 @@ def _ci(level: float) -> str:
     return f"{100 * level:.3g} % CI"
 
 
-def spent(p: float, level: float) -> float:
+def rescale_p(p: float, level: float) -> float:
     """Rescale a p-value to a single look: below 0.05 if the interval at `level` decides."""
     return min(1.0, p * ERROR / (1 - level))
 
@@ -110,17 +119,17 @@ def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
         for part, claim in CLAIMS.items():
             mean, half_width = slope_of_norms(runs, part, measurement, level)
             if part == "task":
-                word = judged(mean, half_width)
+                word = judge_difference(mean, half_width)
                 p = p_value(mean, half_width, df, confidence=level)
             else:
-                word = judged_within(mean, half_width, FLAT)
+                word = judge_equivalence(mean, half_width, FLAT)
                 p = p_within(mean, half_width, df, FLAT, confidence=level)
             text = f"{when}, the norm of the {part} gradient {claim}"
             figures = (
                 f"upper minus lower half, over the mean: {mean:+.2f} ± {half_width:.2f} "
                 f"({_ci(level)})"
             )
-            found.append(Verdict("figure 3", text, word, figures, spent(p, level)))
+            found.append(Verdict("figure 3", text, word, figures, rescale_p(p, level)))
     return found
 
 
@@ -156,11 +165,11 @@ def predictions(
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Return the verdicts on both predictions of the theory and on figure 3."""
-    of_pull, of_bonus = predictions(experiment, runs)
+    pull_estimate, bonus_estimate = predictions(experiment, runs)
     level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
 
-    def p_of(estimate):
-        return spent(p_value(*estimate, df, confidence=level), level)
+    def p_value_of(estimate):
+        return rescale_p(p_value(*estimate, df, confidence=level), level)
 
     idle = is_unchanged(runs, UPPER, LOWER)
     return [
@@ -168,16 +177,16 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             "section 5",
             "the entropy bonus pulls more strongly towards templates on prompts with low reward "
             "variance",
-            judged(*of_pull),
-            "lower minus upper half {:+.3g} ± {:.2g} ".format(*of_pull) + f"({_ci(level)})",
-            p_of(of_pull),
+            judge_difference(*pull_estimate),
+            "lower minus upper half {:+.3g} ± {:.2g} ".format(*pull_estimate) + f"({_ci(level)})",
+            p_value_of(pull_estimate),
         ),
         Verdict(
             "section 5",
             "a bonus on only the upper half keeps more information than on only the lower half",
-            f"not testable ({SAME})" if idle else judged(*of_bonus),
-            "{:+.3f} ± {:.3f} ".format(*of_bonus) + f"({_ci(level)})",
-            None if idle else p_of(of_bonus),
+            f"not testable ({SAME})" if idle else judge_difference(*bonus_estimate),
+            "{:+.3f} ± {:.3f} ".format(*bonus_estimate) + f"({_ci(level)})",
+            None if idle else p_value_of(bonus_estimate),
         ),
         *figure_3(experiment, runs),
     ]
@@ -186,7 +195,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 def verdict(experiment: Experiment, runs: Runs) -> str:
     """Return sentences about both predictions of the theory."""
     lower_S, upper_S = pull_of_entropy(runs)
-    of_pull, of_bonus = predictions(experiment, runs)
+    pull_estimate, bonus_estimate = predictions(experiment, runs)
     words = {
         "reproduced": "as predicted",
         "undecided": "no significant difference",
@@ -196,10 +205,13 @@ def verdict(experiment: Experiment, runs: Runs) -> str:
     return (
         "The entropy part pulls towards templates by "
         f"{-np.mean(lower_S):.3g} on the lower half of the groups and by {-np.mean(upper_S):.3g} "
-        f"on the upper half: a difference of {of_pull[0]:+.3g} ± {of_pull[1]:.3g} ({level}): "
-        f"**{words[judged(*of_pull)]}**. Information kept with a bonus on only the upper half "
+        f"on the upper half: a difference of {pull_estimate[0]:+.3g} ± {pull_estimate[1]:.3g} "
+        f"({level}): "
+        f"**{words[judge_difference(*pull_estimate)]}**. Information kept with a bonus on only "
+        "the upper half "
         "minus information kept with a bonus on only the lower half is "
-        f"{of_bonus[0]:+.3f} ± {of_bonus[1]:.3f} ({level}): **{words[judged(*of_bonus)]}**."
+        f"{bonus_estimate[0]:+.3f} ± {bonus_estimate[1]:.3f} ({level}): "
+        f"**{words[judge_difference(*bonus_estimate)]}**."
     )
 
 
@@ -270,7 +282,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "information than a bonus on only the lower half. A prediction is decided if its interval "
         f"over seeds excludes 0 at a confidence of {100 * level_of(experiment, runs):.1f} %; the "
         "rest of the error of 5 % is spent on interim analyses with fewer seeds "
-        f"({len(looks(experiment))} analyses in total). Before and after collapse are the first "
+        f"({len(analysis_seed_counts(experiment))} analyses in total). Before and after collapse "
+        "are the first "
         "and the last measurement of a run with a bonus on all groups. The norm of the entropy "
         f"gradient counts as equal if the interval is within {FLAT:g} of 0. Half lost: median step "
         "at which half of `mi_seq` was lost.",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab.ceiling import CANNOT, at_ceiling
+from ragen_jax.lab.ceiling import CANNOT_BE_JUDGED, at_ceiling
 from ragen_jax.lab.curves import (
     SUCCESS,
     Rows,
@@ -30,7 +30,7 @@ from ragen_jax.lab.curves import (
     curve,
     factors,
     falls_below,
-    judged,
+    judge_difference,
     updates,
 )
 from ragen_jax.lab.identical import SAME, distinct, is_unchanged
@@ -142,10 +142,10 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
                 f"{mean:+.3f} ± {half_width:.3f} (95 % CI) after {100 * share:.0f} % of the updates"
             )
             p = p_value(mean, half_width, len(seeds) - 1)
-            word = judged(mean, half_width)
+            word = judge_difference(mean, half_width)
             arms = [{k: r for k, r in runs.items() if k[1] == x} for x in (filtered, plain)]
             if at_ceiling(experiment, figure, arms):
-                word, p = CANNOT, None
+                word, p = CANNOT_BE_JUDGED, None
             found.append(Verdict("section 5", claim, word, text, p))
     return found
 

@@ -45,7 +45,7 @@ class Control(NamedTuple):
         low, middle, high = np.quantile(values[~np.isnan(values)], SPREAD)
         return float(low), float(middle), float(high)
 
-    def holds(self, name: str, value: float) -> bool:
+    def contains(self, name: str, value: float) -> bool:
         """Return whether a value is within the central 95 % of the noise detectors."""
         low, _, high = self.spread(name)
         return low <= value <= high

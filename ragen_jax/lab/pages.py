@@ -51,8 +51,8 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
         "and writes this page.",
         "",
     ]
-    if alike := describe(runs):
-        head += [alike, ""]
+    if identical_runs := describe(runs):
+        head += [identical_runs, ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
     atomic_write(path, text)

@@ -20,13 +20,13 @@ RUN = ("setting", "treatment", "seed")
 DIGITS = 7  # significant digits of a value
 
 
-def not_default(config: Config) -> Fields:
+def changed_fields(config: Config) -> Fields:
     """Return {dotted name: value} for a config's fields that differ from configs/base.py."""
     defaults = fields_of(base.get_config())
     return {k: v for k, v in fields_of(config).items() if k not in defaults or v != defaults[k]}
 
 
-def cut(rows: Rows, figures: Sequence[str]) -> Rows:
+def trim_rows(rows: Rows, figures: Sequence[str]) -> Rows:
     """Return a run's rows with only the metrics of a page, rounded to DIGITS digits.
 
     Pages are made from these rows, so that the stored rows reproduce the same page.
@@ -39,8 +39,8 @@ def cut(rows: Rows, figures: Sequence[str]) -> Rows:
 
 
 def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
-    """Write the runs of the arms in `plan`, whose rows `cut` has reduced."""
-    configs = {arm.key: not_default(arm.config) for arm in plan}
+    """Write the runs of the arms in `plan`, whose rows `trim_rows` has reduced."""
+    configs = {arm.key: changed_fields(arm.config) for arm in plan}
     with atomic_open(path) as file:
         for key, rows in runs.items():
             names = dict.fromkeys(name for row in rows for name in row if name != "step")
@@ -74,5 +74,5 @@ def read_runs(path: Path, plan: Sequence[Arm] | None = None) -> Runs:
     return {
         arm.key: found[arm.key]
         for arm in plan
-        if arm.key in found and configs[arm.key] == not_default(arm.config)
+        if arm.key in found and configs[arm.key] == changed_fields(arm.config)
     }

@@ -6,7 +6,7 @@ the last two values:
     invalid replies       at the end, the fraction of valid replies is below VALID
     little information    mi_seq of the probe is below LITTLE at the start
     kept                  at the end, mi_seq is at least half of its start
-    template collapse     H(Z|X) at the end is at least HELD of its start
+    template collapse     H(Z|X) at the end is at least ENTROPY_KEPT of its start
     low-entropy collapse  H(Z|X) fell as well: the same reasoning for every question
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.anatomy import CLASSES
-from ragen_jax.lab.ceiling import AT
+from ragen_jax.lab.ceiling import CEILING_FRACTION
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors
 from ragen_jax.storage.writers import save_figure
 
@@ -27,7 +27,7 @@ VARIANCE = "filter/score_mean"
 ANATOMY = tuple(f"anatomy/{name}" for name in CLASSES)
 FIGURES = (MI, RETRIEVAL, CHANCE, ENTROPY, VALID_RATE, SUCCESS, VARIANCE, *ANATOMY)
 LITTLE = 0.5  # nats
-HALF, HELD, VALID = 0.5, 0.8, 0.8  # fractions in the rules above
+HALF, ENTROPY_KEPT, VALID = 0.5, 0.8, 0.8  # fractions in the rules above
 LAST = 2  # number of last values averaged for the end
 
 
@@ -48,7 +48,7 @@ def fate(rows: Rows) -> str:
         return "little information"
     if mi_end >= HALF * mi:
         return "kept"
-    return "template collapse" if entropy_end >= HELD * entropy else "low-entropy collapse"
+    return "template collapse" if entropy_end >= ENTROPY_KEPT * entropy else "low-entropy collapse"
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
@@ -91,9 +91,11 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "The rules, fixed before the runs; the first that applies counts. *Invalid replies*: fewer "
         f"than {100 * VALID:.0f} % of the replies are valid at the end. *Little information*: "
         f"`mi_seq` is below {LITTLE:g} nats at the start. *Kept*: at least half of it is left at "
-        f"the end. *Template collapse*: H(Z|X) is at least {100 * HELD:.0f} % of its first value "
+        f"the end. *Template collapse*: H(Z|X) is at least {100 * ENTROPY_KEPT:.0f} % of its "
+        "first value "
         "at the end. *Low-entropy collapse*: otherwise. (ceiling): at the end, `mi_seq` is at "
-        f"least {100 * AT:.0f} % of log N, where N is the number of questions in the probe. There, "
+        f"least {100 * CEILING_FRACTION:.0f} % of log N, where N is the number of questions in "
+        "the probe. There, "
         "every reasoning still identifies its question, and `mi_seq` cannot show smaller losses.",
     ]
     return "\n".join(lines) + "\n"
@@ -107,7 +109,7 @@ def _line(task: str, rows: Rows) -> str:
         return f"{start:.{digits}f} -> {end:.{digits}f}"
 
     highest = -np.log(ends(rows, CHANCE)[1])  # nats, of mi_seq
-    capped = " (ceiling)" if ends(rows, MI)[1] >= AT * highest else ""
+    capped = " (ceiling)" if ends(rows, MI)[1] >= CEILING_FRACTION * highest else ""
     groups = [ends(rows, name) for name in ANATOMY]
     kinds = " -> ".join(" / ".join(f"{x[i]:.0%}" for x in groups) for i in (0, 1))
     cells = (

@@ -28,7 +28,7 @@ from ragen_jax.lab.curves import (
     Verdict,
     curve,
     factors,
-    judged,
+    judge_difference,
     label_points,
     updates,
 )
@@ -37,7 +37,7 @@ from ragen_jax.lab.model_organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RAT
 from ragen_jax.lab.statistics import ERROR, holm, p_value
 from ragen_jax.storage.writers import save_figure
 
-PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
+PLAIN, PAPER_BEST = "no filter", "top-p 0.9"
 NOT_TESTABLE = f"not testable ({SAME})"
 PRICE = 0.05  # largest accepted decrease in mean success
 KEPT_GROUPS = "filter/kept_ratio"
@@ -60,7 +60,7 @@ PAPER = {
 
 # Filters that are worse than top-p 0.9 by reward variance in table 9 -> whether the paper reports
 # MI for the filter as well as success.
-WORSE_THERE = {
+WORSE_IN_PAPER = {
     "top-p 1.0": True,
     "top-p 0.9 by sum": False,
     "top-p 0.9 by entropy": False,
@@ -147,23 +147,23 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     _, treatments, seeds = factors(runs)
     found: list[Verdict] = []
     judged_already: dict[tuple[str, str], str] = {}
-    for name in (x for x in WORSE_THERE if x in treatments):
+    for name in (x for x in WORSE_IN_PAPER if x in treatments):
         measures = {"success at the end": last_success}
-        if WORSE_THERE[name]:
+        if WORSE_IN_PAPER[name]:
             measures["information kept"] = kept_figure
         for what, measure in measures.items():
-            mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
-            claim = f"{what} is higher with `{BEST_OF_PAPER}` than with `{name}`"
+            mean, half_width = difference(runs, measure, PAPER_BEST, name)
+            claim = f"{what} is higher with `{PAPER_BEST}` than with `{name}`"
             figures = f"{mean:+.2f} ± {half_width:.2f} (95 % CI)"
-            word, p = judged(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
-            arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (BEST_OF_PAPER, name)]
-            alike = judged_already.setdefault((what, _class_of(runs, name)), name)
-            if is_unchanged(runs, BEST_OF_PAPER, name):
+            word, p = judge_difference(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
+            arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (PAPER_BEST, name)]
+            counterpart = judged_already.setdefault((what, _class_of(runs, name)), name)
+            if is_unchanged(runs, PAPER_BEST, name):
                 word, p, figures = NOT_TESTABLE, None, f"{name} changed nothing"
-            elif alike != name:
-                word, p, figures = NOT_TESTABLE, None, f"identical to `{alike}`, counted once"
+            elif counterpart != name:
+                word, p, figures = NOT_TESTABLE, None, f"identical to `{counterpart}`, counted once"
             elif measure is kept_figure and ceiling.at_ceiling(experiment, MI, arms):
-                word, p = ceiling.CANNOT, None
+                word, p = ceiling.CANNOT_BE_JUDGED, None
             found.append(Verdict("table 9", claim, word, figures, p))
     return found
 
@@ -173,7 +173,7 @@ def _class_of(runs: Runs, name: str) -> str:
     return next(x for x in factors(runs)[1] if x == name or is_unchanged(runs, name, x))
 
 
-def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
+def correct_p_values(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
     """Return {treatment: p-value of its difference to no filter in `kept`, with Holm's correction}.
 
     Treatments with identical runs count once, under the name of the first.
@@ -204,19 +204,19 @@ def verdict(runs: Runs, outcome: dict[str, str]) -> str:
     ]
     if SAME in outcome.values():
         lines.append(f"- runs identical to those with no filter: {named(SAME)}")
-    adjusted = corrected(runs, outcome)
+    adjusted = correct_p_values(runs, outcome)
     survive = [name for name in outcome if adjusted.get(name, 1.0) < ERROR]
     lines.append(
         f"- still significant with Holm's correction for {len(adjusted)} treatments with different "
         f"runs: {listed(survive)}"
     )
-    if BEST_OF_PAPER in outcome:
+    if PAPER_BEST in outcome:
         better = [
             name
             for name in outcome
-            if name != BEST_OF_PAPER and helps(runs, name, BEST_OF_PAPER).startswith("at")
+            if name != PAPER_BEST and helps(runs, name, PAPER_BEST).startswith("at")
         ]
-        lines.append(f"- more information kept than with {BEST_OF_PAPER}: {listed(better)}")
+        lines.append(f"- more information kept than with {PAPER_BEST}: {listed(better)}")
     return "\n".join(lines)
 
 
@@ -259,13 +259,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     def mean_groups(rows):
         return float(curve(rows, KEPT_GROUPS)[1].mean())
 
-    adjusted = corrected(runs, outcome)
+    adjusted = correct_p_values(runs, outcome)
     for name in sorted(treatments, key=lambda name: -mean(kept_figure, name)):
         middle = float(np.median([half(runs[setting, name, seed]) for seed in seeds]))
         cells = (
             *(name, f"{mean(updates, name):.0f}", f"{mean(mean_groups, name):.2f}"),
             f"{mean(kept_figure, name):.2f}",
-            *(to(kept_figure, name, reference) for reference in (PLAIN, BEST_OF_PAPER)),
+            *(to(kept_figure, name, reference) for reference in (PLAIN, PAPER_BEST)),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
             *(f"{mean(at_end(SUCCESS), name):.2f}", to(success, name, PLAIN)),
@@ -283,7 +283,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "p-value of the difference in information kept, corrected for all treatments of the page "
         "(Holm).",
     ]
-    if set(WORSE_THERE).intersection(treatments):
+    if set(WORSE_IN_PAPER).intersection(treatments):
         lines += _table_9(runs)
     return "\n".join(lines) + "\n"
 
@@ -302,12 +302,14 @@ def _table_9(runs: Runs) -> list[str]:
         "paper | H(Z\\|X), here |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, there in PAPER.items():
+    for name, paper_values in PAPER.items():
         if name in treatments:
-            shown = ["" if x is None else f"{x:.2f}" for x in there]
+            shown = ["" if x is None else f"{x:.2f}" for x in paper_values]
             measures = (last_success, kept_figure, lambda rows: last(rows, ENTROPY))
-            here = [np.mean([f(runs[setting, name, seed]) for seed in seeds]) for f in measures]
-            pairs = [f"{a} | {b:.2f}" for a, b in zip(shown, here, strict=True)]
+            own_values = [
+                np.mean([f(runs[setting, name, seed]) for seed in seeds]) for f in measures
+            ]
+            pairs = [f"{a} | {b:.2f}" for a, b in zip(shown, own_values, strict=True)]
             lines.append(f"| {name} | " + " | ".join(pairs) + " |")
     return lines
 
@@ -327,7 +329,7 @@ def draw(runs: Runs, path: Path) -> None:
             [[f(runs[setting, name, seed]) for f in (kept_figure, success)] for seed in seeds]
         )
         x, y = points.mean(0)
-        color = "tab:red" if name in (PLAIN, BEST_OF_PAPER) else "tab:blue"
+        color = "tab:red" if name in (PLAIN, PAPER_BEST) else "tab:blue"
         axis.plot(points[:, 0], points[:, 1], ".", color=color, alpha=0.3, markersize=4)
         axis.plot(x, y, "o", color=color, markersize=5)
         middles[name] = (x, y)

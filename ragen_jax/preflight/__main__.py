@@ -17,7 +17,7 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import is_open, need_path
+from ragen_jax.config.auto_fields import has_open_fields, need_path
 from ragen_jax.config.check import check
 from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
     with command.bad_input():
         need_path(given)
         # Report a bad model before looking for the compiler.
-        model_shape(freeze(Config, given) if is_open(given) else check(given))
+        model_shape(freeze(Config, given) if has_open_fields(given) else check(given))
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)
         config = load_config(given, devices=devices)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from ragen_jax.config.per_task import per_task_configs, turns_shown
+from ragen_jax.config.per_task import per_task_configs, turns_per_prompt
 from ragen_jax.configs.base import Config
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
@@ -146,7 +146,7 @@ def start_programs(
     lengths: set[int] = set()  # tokens of a padded row
     known = True
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
-        alone, first = turns_shown(c.env) == 1, task.first_prompts
+        alone, first = turns_per_prompt(c.env) == 1, task.first_prompts
         if task.settings.slots or task.settings.chunk:
             expected = expected_lengths(task.settings.chat, task.first_plays, task.settings.budgets)
             programs = slot_programs(shapes, task, expected)

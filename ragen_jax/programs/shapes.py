@@ -25,7 +25,7 @@ from ragen_jax.config.build import (
     tiny_shape,
     tiny_tokenizer,
 )
-from ragen_jax.config.per_task import has_critic, per_task_configs, turns_shown
+from ragen_jax.config.per_task import has_critic, per_task_configs, turns_per_prompt
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.padding import length_bucket
@@ -74,7 +74,7 @@ def lengths(config: Config, prompt_tokens: int, observation_tokens: int) -> RowL
         if value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1")
     env, reply = config.env, config.rollout.max_new_tokens
-    shown = turns_shown(env)
+    shown = turns_per_prompt(env)
     last = prompt_tokens + (shown - 1) * (reply + observation_tokens)
     if env.max_context:
         last = min(last, env.max_context - reply)

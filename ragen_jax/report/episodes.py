@@ -95,7 +95,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def episode_objects(
+def select_episodes(
     saved: Sequence[SavedEpisodes], tokenizer: Tokenizer | None, budget: int
 ) -> Iterator[dict[str, Any]]:
     """Yield episodes for a page as JSON objects, equally many per saved step and environment.
@@ -105,12 +105,12 @@ def episode_objects(
     """
     left, parts = budget, len(saved)
     for part in saved:
-        mine, used = left // parts, 0
+        part_budget, used = left // parts, 0
         order = sorted(part.records, key=lambda record: (record["member"], record["group"]))
         for record in order:
             episode = _episode(part, record, tokenizer)
             size = len(json.dumps(episode, separators=(",", ":"), ensure_ascii=False).encode())
-            if used + size > mine:
+            if used + size > part_budget:
                 break
             used += size
             yield episode
@@ -142,8 +142,8 @@ def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None, folder: Path | None
     if folder and turn.get("images"):
         found["images"] = [_image(folder / name) for name in turn["images"]]
     if tokenizer is None:
-        *asked, reply = turn["messages"]
-        prompt = "\n".join(text_of(message["content"]) for message in asked)
+        *earlier_messages, reply = turn["messages"]
+        prompt = "\n".join(text_of(message["content"]) for message in earlier_messages)
         return {"prompt": prompt, "reply": [text_of(reply["content"])], **found}
     found["prompt"] = tokenizer.decode(turn["prompt_ids"], skip_special_tokens=False)
     found["reply"] = pieces(tokenizer, turn["sampled_ids"])

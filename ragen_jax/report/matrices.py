@@ -32,7 +32,7 @@ def read_stored(folder: Path, run: RunRecord, say: Say) -> list[StoredMatrix]:
     ]
 
 
-def matrix_objects(stored: Sequence[StoredMatrix], budget: int) -> Iterator[dict[str, Any]]:
+def select_matrices(stored: Sequence[StoredMatrix], budget: int) -> Iterator[dict[str, Any]]:
     """Yield matrices for a page as JSON objects; if not all fit, leave out steps evenly.
 
     A value is log p(z|x) / length minus its mean over the prompts. It is 0 everywhere in a row

@@ -71,7 +71,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
         out = Path(paths[0]) / "report.html"
         refuse_links(Path(paths[0]), out)
     found = [read_contents(Path(path)) for path in paths]
-    for line in sentences.damaged(contents.run for contents in found):
+    for line in sentences.list_damage(contents.run for contents in found):
         console(f"warning: {line}")
     if not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but folder {out.parent} does not exist")
@@ -81,10 +81,10 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_page(found: Sequence[Contents], out: Path) -> None:
     """Write the page of some runs' contents."""
-    atomic_write(out, page(found))
+    atomic_write(out, render_page(found))
 
 
-def page(found: Sequence[Contents]) -> str:
+def render_page(found: Sequence[Contents]) -> str:
     """Return the HTML of some runs' contents."""
     runs = [contents.run for contents in found]
     together = groups_by_seed(runs)
@@ -100,12 +100,12 @@ def page(found: Sequence[Contents]) -> str:
         "matrices": [
             {"run": i} | matrix
             for i, contents in enumerate(found)
-            for matrix in matrices.matrix_objects(contents.stored, MATRIX_BYTES // len(runs))
+            for matrix in matrices.select_matrices(contents.stored, MATRIX_BYTES // len(runs))
         ],
         "episodes": [
             {"run": i} | episode
             for i, contents in enumerate(found)
-            for episode in episodes.episode_objects(
+            for episode in episodes.select_episodes(
                 contents.saved, contents.tokenizer, EPISODE_BYTES // len(runs)
             )
         ],
@@ -140,7 +140,7 @@ def _curves(
                 "labels": run.labels,
                 "figures": columns,
                 "bands": timelines.bands(columns, run.labels),
-                "marks": sentences.marks(run, judged),
+                "marks": sentences.list_marks(run, judged),
                 "alarm": {v.label: v.alarm for v in judged},
             }
             for run, columns, judged in zip(runs, figures, verdicts, strict=True)
@@ -161,7 +161,7 @@ def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]
     }
 
 
-def in_script(data: Any) -> str:
+def encode_for_script(data: Any) -> str:
     """Return JSON in which no tag, comment or line of a script can begin or end."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
@@ -185,7 +185,7 @@ def _document(*, title: str, top: str, settings: str, data: dict[str, Any]) -> s
         "TITLE": title,
         "TOP": top,
         "SETTINGS": settings,
-        "DATA": in_script(data),
+        "DATA": encode_for_script(data),
         "PLOT": scripts[0],
         "SCRIPT": scripts[1],
     }

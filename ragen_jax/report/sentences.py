@@ -24,7 +24,7 @@ def top(
     runs: Sequence[RunRecord], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
 ) -> str:
     """Return the top of the page: one run's summary or a row per run, and damaged files."""
-    notes = "".join(f'<p class="rule">Damaged: {escape(line)}</p>' for line in damaged(runs))
+    notes = "".join(f'<p class="rule">Damaged: {escape(line)}</p>' for line in list_damage(runs))
     if len(runs) == 1:
         run, judged = runs[0], verdicts[0]
         parts = [f'<p class="of">{escape(run.about)}</p>']
@@ -38,7 +38,7 @@ def top(
     return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means) + notes
 
 
-def damaged(runs: Iterable[RunRecord]) -> list[str]:
+def list_damage(runs: Iterable[RunRecord]) -> list[str]:
     """Return sentences about damaged files in the runs' folders, limited in number."""
     lines = [line for run in runs for line in run.damaged]
     more = [f"and {len(lines) - MOST_DAMAGED} more"] if len(lines) > MOST_DAMAGED else []
@@ -135,7 +135,7 @@ def alarm_words(v: Verdict) -> str:
 
 def move_words(move: Move) -> str:
     share = f"{move.share:.2f} of its {'highest' if move.key == 'eval/success' else 'level'}"
-    return f"{move.what}, which {move.way} at step {move.step} ({move.key}: {share})"
+    return f"{move.what}, which {move.direction} at step {move.step} ({move.key}: {share})"
 
 
 def _gain_tile(gain: Gain | None) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def _move_tile(v: Verdict) -> tuple[str, str]:
     if not v.moves:
         return "nothing", "every monitored metric kept its level"
     move = v.moves[0]
-    return move.what, f"{move.way} at step {move.step}"
+    return move.what, f"{move.direction} at step {move.step}"
 
 
 def _cause_tile(v: Verdict) -> tuple[str, str]:
@@ -176,7 +176,7 @@ def _order(v: Verdict) -> str:
     lines = [
         (
             move.step,
-            escape(f"{move.what} {move.way}"),
+            escape(f"{move.what} {move.direction}"),
             escape(f"{move.key}, {move.share:.2f} of its level"),
         )
         for move in v.moves
@@ -225,7 +225,11 @@ def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
     gain = v.gain
     success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "unknown"
     change = _gain_tile(gain)[0] if gain else ""
-    move = f"{v.moves[0].what} {v.moves[0].way}, step {v.moves[0].step}" if v.moves else "nothing"
+    move = (
+        f"{v.moves[0].what} {v.moves[0].direction}, step {v.moves[0].step}"
+        if v.moves
+        else "nothing"
+    )
     return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
 
 
@@ -252,14 +256,14 @@ def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
     """Return the settings in which a group of seeds differs from other runs, or a run's name."""
     if len(group) == 1:
         return runs[group[0]].name
-    fields = [name for name in differing(runs) if name != "seed"]
+    fields = [name for name in list_differences(runs) if name != "seed"]
     settings = [
         f"{name} {_value(runs[group[0]].fields.get(name))}" for name in fields[:MOST_FIELDS]
     ]
     return ", ".join(settings) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
 
 
-def differing(runs: Sequence[RunRecord]) -> list[str]:
+def list_differences(runs: Sequence[RunRecord]) -> list[str]:
     """Return the fields that differ between runs."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     return [n for n in names if len({_value(run.fields.get(n)) for run in runs}) > 1]
@@ -275,7 +279,7 @@ def settings(runs: Sequence[RunRecord]) -> str:
 
     if len(runs) == 1:
         return _table(heads, rows(names), "All settings")
-    different = differing(runs)
+    different = list_differences(runs)
     first = (
         _table(heads, rows(different), "Different settings")
         if different
@@ -285,7 +289,7 @@ def settings(runs: Sequence[RunRecord]) -> str:
     return f"{first}<details><summary>All {len(names)} fields</summary>{everything}</details>"
 
 
-def marks(run: RunRecord, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
+def list_marks(run: RunRecord, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """Return the marks at steps of the curves: {step, label, kind, words}."""
     found = [
         {"step": e["step"], "label": None, "kind": e["action"], "words": e["reason"]}

@@ -50,7 +50,7 @@ class Move:
     share: float  # its value there as a fraction of its level
 
     @property
-    def way(self) -> str:
+    def direction(self) -> str:
         return "fell" if self.share < 1 else "rose"
 
 

@@ -18,7 +18,7 @@ from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.writers import map_array
 
-TOLD = 1_000_000  # texts between two lines of progress
+LINE_EVERY = 1_000_000  # texts between two lines of progress
 
 
 def build_words(corpus: str, index: str, *, stem: bool) -> int:
@@ -31,7 +31,7 @@ def build_words(corpus: str, index: str, *, stem: bool) -> int:
       ValueError: the corpus cannot be read, or the folder has other files.
     """
     with replacement(index) as fresh:
-        write_words(fresh, _with_progress(write_passages(fresh, read_corpus(corpus))), stem=stem)
+        write_words(fresh, _report_progress(write_passages(fresh, read_corpus(corpus))), stem=stem)
         return len(Passages(fresh))
 
 
@@ -53,11 +53,11 @@ def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Me
         vectors = map_array(fresh / VECTORS, np.float16, shape)
         starts = range(0, len(texts), CHUNK)
         for start, chunk in zip(
-            starts, _with_progress(texts[start : start + CHUNK] for start in starts), strict=True
+            starts, _report_progress(texts[start : start + CHUNK] for start in starts), strict=True
         ):
             vectors[start : start + len(chunk)] = encode(chunk)
         with_retries(vectors.flush, fresh / VECTORS)
-        Settings("", _lasting(encoder), dtype).write(fresh)
+        Settings("", _absolute_path(encoder), dtype).write(fresh)
         return len(texts)
 
 
@@ -71,25 +71,25 @@ def build_texts(corpus: str, index: str, *, vectors: str, encoder: str, dtype: s
     found = open_vectors(vectors)
     width = read_shape(hf.resolve(encoder)).hidden_size
     with replacement(index) as fresh:
-        for _ in _with_progress(write_passages(fresh, read_corpus(corpus))):
+        for _ in _report_progress(write_passages(fresh, read_corpus(corpus))):
             pass
         texts = Passages(fresh)
         check_fit(found, width, texts)
-        Settings(_lasting(vectors), _lasting(encoder), dtype).write(fresh)
+        Settings(_absolute_path(vectors), _absolute_path(encoder), dtype).write(fresh)
         return len(texts)
 
 
-def _lasting(path: str) -> str:
+def _absolute_path(path: str) -> str:
     """Return the absolute path of a file; return a hub id unchanged."""
     place = Path(path).expanduser()
     return str(place.resolve()) if place.exists() else path
 
 
-def _with_progress(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the chunks, and print a line every TOLD texts."""
+def _report_progress(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the chunks, and print a line every LINE_EVERY texts."""
     count = 0
     for chunk in chunks:
         yield chunk
         before, count = count, count + len(chunk)
-        if before // TOLD < count // TOLD:
+        if before // LINE_EVERY < count // LINE_EVERY:
             console(f"{count} texts")

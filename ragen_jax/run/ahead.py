@@ -65,11 +65,11 @@ class RolloutQueue:
             state, played, metrics = play(self.run, policy, state, step)
             return state, policy, played, metrics
         sampler, rollout = state.sampler, self._next
-        used = sampler_policy(self.learner, sampler)
+        sampling_params = sampler_policy(self.learner, sampler)
         if rollout is None:  # the first step of this process
-            rollout = self._play(used, state, step)
+            rollout = self._play(sampling_params, state, step)
         else:
-            stage.elsewhere["rollout"] = rollout.end - rollout.start
+            stage.prefetch_seconds["rollout"] = rollout.end - rollout.start
         if rollout.step != step:
             raise RuntimeError(f"step {step} was given the episodes of step {rollout.step}")
         self._next = None
@@ -78,7 +78,12 @@ class RolloutQueue:
             state, seed_cursor=rollout.state.seed_cursor, streak_P=rollout.state.streak_P
         )
         state = sampled_next(self.learner, policy, state)
-        return state, used, rollout.played, rollout.metrics | {"rollout/staleness": staleness}
+        return (
+            state,
+            sampling_params,
+            rollout.played,
+            rollout.metrics | {"rollout/staleness": staleness},
+        )
 
     @contextmanager
     def prefetch(self, stage: Stages, state: TrainState, step: int) -> Generator[None]:
@@ -95,19 +100,19 @@ class RolloutQueue:
             yield
             return
         if step == self.run.schedule.steps:
-            stage.both = 0.0
+            stage.overlap_seconds = 0.0
             yield
             return
         with ThreadPoolExecutor(1, "rollout") as pool:  # always waits for its thread
             policy = sampler_policy(self.learner, state.sampler)
             start = time.perf_counter()
-            under_way = pool.submit(self._play, policy, state, step + 1)
+            future = pool.submit(self._play, policy, state, step + 1)
             del policy
             yield
             end = time.perf_counter()
             with stage("wait"):
-                rollout = under_way.result()
-        stage.both = max(0.0, min(end, rollout.end) - max(start, rollout.start))
+                rollout = future.result()
+        stage.overlap_seconds = max(0.0, min(end, rollout.end) - max(start, rollout.start))
         self._next = rollout
 
     def _play(self, policy: Params, state: TrainState, step: int) -> Rollout:

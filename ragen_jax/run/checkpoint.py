@@ -52,7 +52,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         for name in ("absl", "asyncio"):
-            logging.getLogger(name).addFilter(_is_not_of_orbax)
+            logging.getLogger(name).addFilter(_is_not_from_orbax)
         if getattr(sys.excepthook, "func", None) is not _show_unless_closed:
             sys.excepthook = functools.partial(_show_unless_closed, sys.excepthook)
         self.directory = Path(directory).absolute()
@@ -106,7 +106,7 @@ class Checkpoints:
 
         def save() -> None:
             # On a full disk, TensorStore's threads would print hundreds of tracebacks.
-            if not _has_room(self.directory, size):
+            if not _has_space(self.directory, size):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._save(step, state, wait)
 
@@ -197,15 +197,17 @@ class Checkpoints:
                 step, args=ocp.args.PyTreeRestore(target, restore_args=arguments)
             )
         except (ValueError, KeyError, TypeError) as error:
-            there, asked = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
-            if there != asked and all(name.startswith(ALARM) for name in there ^ asked):
+            saved_arrays, expected = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
+            if saved_arrays != expected and all(
+                name.startswith(ALARM) for name in saved_arrays ^ expected
+            ):
                 console(
                     f"the checkpoint of step {step} has the alarm state of another version; "
                     "the alarm starts again"
                 )
                 return self._restore_without_alarm(step, like)
-            words = [f"has {name}" for name in sorted(there - asked)[:MOST_NAMED]]
-            words += [f"has no {name}" for name in sorted(asked - there)[:MOST_NAMED]]
+            words = [f"has {name}" for name in sorted(saved_arrays - expected)[:MOST_NAMED]]
+            words += [f"has no {name}" for name in sorted(expected - saved_arrays)[:MOST_NAMED]]
             reason = f"it {', '.join(words)}" if words else str(error).strip().splitlines()[0]
             raise ValueError(
                 f"the checkpoint of step {step} has the state of another version or other "
@@ -247,7 +249,7 @@ class Checkpoints:
             self.manager.close()
 
 
-def _has_room(directory: Path, size: int) -> bool:
+def _has_space(directory: Path, size: int) -> bool:
     """Return whether the disk of a folder has room for a checkpoint of `size` bytes."""
     stat = os.statvfs(directory)
     # Some file systems (Btrfs) do not count their files and report a total of 0.
@@ -327,7 +329,7 @@ def _are_finite(arrays: list[Any]) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in arrays])
 
 
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     """Filter out the tracebacks that Orbax's threads and tasks log.
 
     Orbax raises the same error to its caller.
@@ -346,8 +348,12 @@ def _show_unless_closed(
     After a failed save, Orbax closes the event loop, and TensorStore's threads then cause such an
     error for each array. Orbax raises the original error to its caller.
     """
-    began = "" if trace is None else trace.tb_frame.f_code.co_filename
-    if kind is not RuntimeError or "/asyncio/" not in began or "loop is closed" not in str(error):
+    source_file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    if (
+        kind is not RuntimeError
+        or "/asyncio/" not in source_file
+        or "loop is closed" not in str(error)
+    ):
         show(kind, error, trace)
 
 

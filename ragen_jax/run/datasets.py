@@ -248,7 +248,7 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
     seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + SAMPLE)
     played = [imitated_turns(environment, seed, **settings) for seed in seeds]
     examples = [
-        example | {"observation": _observation_data(example["observation"])}
+        example | {"observation": _hashable_observation(example["observation"])}
         for turns in played
         if not isinstance(turns, EnvFailure)
         for example in turns
@@ -256,7 +256,7 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
     return settings_hash(examples)
 
 
-def _observation_data(observation: str | Observation) -> Any:
+def _hashable_observation(observation: str | Observation) -> Any:
     """Return an observation as JSON-like data, with hashes in place of images."""
     if isinstance(observation, str):
         return observation

@@ -73,7 +73,7 @@ def diagnose(step: StepContext, state: TrainState) -> tuple[TrainState, Metrics]
     return state, metrics
 
 
-def of_each_task(
+def measure_each_task(
     step: StepContext, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
 ) -> Metrics:
     """Return the combined metrics of measure(index, task, episodes, return_GK) for each task."""
@@ -106,7 +106,7 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
         compile = functools.partial(compile_scoring, shapes)
         step.run.precompiler.begin(PlannedProgram("scoring", compile))
     with jax.set_mesh(step.run.sampling_mesh):
-        return state, of_each_task(step, measure)
+        return state, measure_each_task(step, measure)
 
 
 def shows_images(step: StepContext) -> bool:
@@ -181,7 +181,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
             figures |= style_metrics(episodes, task.styles, task.settings.chat.text)
         return figures
 
-    return state, of_each_task(step, measure)
+    return state, measure_each_task(step, measure)
 
 
 def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
@@ -242,7 +242,7 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
         return figures
 
     with jax.set_mesh(step.run.sampling_mesh):
-        return state, of_each_task(step, measure)
+        return state, measure_each_task(step, measure)
 
 
 def zscores(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:

@@ -38,18 +38,18 @@ class RunFolder:
         except OSError:  # only Linux has /proc/self/fd
             return None
 
-    def here(self) -> Path:
+    def require_path(self) -> Path:
         """Return the folder's path, to write files there.
 
         Raises:
           FolderGone: the folder is no longer at its path. Writing there would create a second
             folder with a part of the run.
         """
-        if gone := self.removal_message():
+        if gone := self.explain_absence():
             raise FolderGone(gone)
         return self.path
 
-    def removal_message(self) -> str | None:
+    def explain_absence(self) -> str | None:
         """Return a message that says the folder was renamed or removed; None if it was not."""
         place = self.whereabouts()
         if place == self.path:
@@ -64,7 +64,7 @@ class RunFolder:
         A save in progress when the folder is renamed creates the old path again. That second folder
         would look like the run. Call this when no save is in progress.
         """
-        if not self.removal_message() or not self.path.is_dir():
+        if not self.explain_absence() or not self.path.is_dir():
             return
         if os.listdir(self.path) == ["checkpoints"]:
             with contextlib.suppress(OSError):  # the run ends with another error anyway

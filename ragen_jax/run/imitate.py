@@ -92,10 +92,10 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
     """
     config = imitation_config(load_config(config))
     cache = cache_directory() if cache is None else Path(cache)
-    alone, w = per_task_configs(config), config.warmstart
+    task_configs, w = per_task_configs(config), config.warmstart
     settings = {
         "recipe": RECIPE,
-        **_what_is_imitated(config),
+        **_imitation_settings(config),
         **{
             f"warmstart.{name}": x
             for name, x in config.warmstart.to_dict().items()
@@ -104,7 +104,7 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
         **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
-        **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
+        **{name: _imitation_settings(c) for name, c in list(task_configs.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{settings_hash(settings)}"
     if directory.exists():  # without a lock: the cache may be read-only
@@ -127,8 +127,8 @@ def imitation_config(config: Config) -> Config:
     words, options = tiny_words(config), plain(config.warmstart.options)
     if not options:
         return config
-    both = FrozenDict(sorted((plain(config.env.options) | options).items()))
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=both))
+    merged = FrozenDict(sorted((plain(config.env.options) | options).items()))
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=merged))
     try:
         same = tiny_words(config) == words
     except ValueError as error:
@@ -158,7 +158,7 @@ def _styles(config: Config) -> dict[str, float]:
     return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
-def _what_is_imitated(config: Config) -> dict[str, Any]:
+def _imitation_settings(config: Config) -> dict[str, Any]:
     """Return the JSON-like settings that determine the demonstrations of config.env."""
     environment = _environment(config)
     return {
@@ -218,8 +218,8 @@ def imitate(
         )
         enter_phase("reading the demonstrations")
         episodes += _as_episodes(examples, chat, shape.max_positions)
-        seen = {example["identity"] for example in examples}
-        problems = _check_problems(environment, seen, c)
+        identities = {example["identity"] for example in examples}
+        problems = _check_problems(environment, identities, c)
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
@@ -232,7 +232,9 @@ def imitate(
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
 
-    look = None if isinstance(images, NoImages) else _pictures(images, tokens_BT, w.batch)
+    get_images = (
+        None if isinstance(images, NoImages) else _images_of_rows(images, tokens_BT, w.batch)
+    )
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
     opt_state = optimizer.init(trained)
 
@@ -246,7 +248,7 @@ def imitate(
                 key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
                 order = np.asarray(jax.random.permutation(key, len(tokens_BT)))
             rows = order[place * w.batch : (place + 1) * w.batch]
-            seen = None if look is None else look(rows)
+            row_images = None if get_images is None else get_images(rows)
             trained, opt_state, loss = _imitation_step(
                 model,
                 vision_tower,
@@ -255,14 +257,15 @@ def imitate(
                 opt_state,
                 tokens_BT[rows],
                 mask_BT[rows],
-                seen,
+                row_images,
             )
             if (update + 1) % w.check_every == 0:
-                now = NO_IMAGES
+                current_images = NO_IMAGES
                 if vision_tower is not None:
-                    now = _image_table(vision_tower, trained, shape)
+                    current_images = _image_table(vision_tower, trained, shape)
                 successes = {
-                    name: solved(model, trained["model"], now) for name, solved in checks.items()
+                    name: solved(model, trained["model"], current_images)
+                    for name, solved in checks.items()
                 }
                 success = min(successes.values())
                 history.append(success)
@@ -271,10 +274,10 @@ def imitate(
                 if success >= w.success:
                     seconds = time.perf_counter() - start
                     console(
-                        f"warm start: success {_listed(successes)} (temperature 1) after "
+                        f"warm start: success {_format_rates(successes)} (temperature 1) after "
                         f"{update + 1} updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
-                    return model, trained["model"], tokenizer, now.tower
+                    return model, trained["model"], tokenizer, current_images.tower
     raise ValueError(
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
@@ -315,7 +318,7 @@ def _success(
     return float(np.mean(solved)) if solved else 0.0
 
 
-def _listed(successes: dict[str, float]) -> str:
+def _format_rates(successes: dict[str, float]) -> str:
     """Return success rates as text: "0.41", or "sokoban 0.41, frozen_lake 0.56"."""
     if len(successes) == 1:
         return f"{min(successes.values()):.2f}"
@@ -326,7 +329,7 @@ _BAR = "{desc} {bar} {elapsed} {postfix}"
 
 
 @flax.struct.dataclass
-class Pictures:
+class RowImages:
     """The images that rows show, to train the tower with."""
 
     pixels_NPC: Array  # float32, by rising number of the images, padded
@@ -347,7 +350,7 @@ def _imitation_step(
     opt_state: Any,
     tokens_BT: jax.Array,
     mask_BT: jax.Array,
-    seen: Pictures | None,
+    row_images: RowImages | None,
 ) -> tuple[dict[str, Params], Any, jax.Array]:
     """Take an Adam step on the mean negative log-likelihood of the expert's tokens.
 
@@ -360,18 +363,20 @@ def _imitation_step(
 
     def objective(trained):
         params = trained["model"]
-        if vision_tower is not None and seen is not None:
-            pixels_NPC = jnp.asarray(seen.pixels_NPC)
-            embed: Any = vision_tower.apply({"params": trained["tower"]}, pixels_NPC, seen.grid)
+        if vision_tower is not None and row_images is not None:
+            pixels_NPC = jnp.asarray(row_images.pixels_NPC)
+            embed: Any = vision_tower.apply(
+                {"params": trained["tower"]}, pixels_NPC, row_images.grid
+            )
             embed_ID = embed.reshape(-1, embed.shape[-1])
-            params = {**params, "images": dataclasses.replace(seen.images, embed_ID=embed_ID)}
+            params = {**params, "images": dataclasses.replace(row_images.images, embed_ID=embed_ID)}
         logp_BT = token_logps(model, params, tokens_BT)
         return -(mask_BT * logp_BT).sum() / jnp.maximum(mask_BT.sum(), 1.0)
 
     loss, grads = jax.value_and_grad(objective)(trained)
     updates, opt_state = optimizer.update(grads, opt_state, trained)
-    moved: Any = optax.apply_updates(trained, updates)
-    return moved, opt_state, loss
+    updated: Any = optax.apply_updates(trained, updates)
+    return updated, opt_state, loss
 
 
 def _image_table(
@@ -381,45 +386,45 @@ def _image_table(
 
     It needs a copy because the next update donates the tower's arrays.
     """
-    now = jax.tree.map(jnp.copy, trained["tower"])
+    tower_params = jax.tree.map(jnp.copy, trained["tower"])
     pad = None if shape.image_tokens is None else shape.image_tokens.pad
-    return ImageTable(Tower(vision_tower, now, tiny_images()), shape.vocab_size, pad)
+    return ImageTable(Tower(vision_tower, tower_params, tiny_images()), shape.vocab_size, pad)
 
 
-def _pictures(
+def _images_of_rows(
     images: ImageTable, tokens_BT: np.ndarray, rows: int
-) -> Callable[[np.ndarray], Pictures]:
+) -> Callable[[np.ndarray], RowImages]:
     """Return a function that maps the indices of `rows` rows to the images that they show.
 
     Raises:
       ValueError: there are no images, or images of several sizes.
     """
-    shown = images.images_of(tokens_BT)
-    if not shown:
+    registered = images.images_of(tokens_BT)
+    if not registered:
         raise ValueError(
             "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
             "shows images; set it to 0, or set config.env.options.observation='image'"
         )
-    grids = {image.grid for image in shown}
+    grids = {image.grid for image in registered}
     if len(grids) != 1:
         raise ValueError(
             f"the demonstrations have images of {len(grids)} sizes, but the tiny agent "
             "supports one; give its environments the same config.env.options.size and tile"
         )
-    (grid,), tokens = grids, shown[0].tokens
+    (grid,), tokens = grids, registered[0].tokens
     most = max(len(np.unique(row[row >= images.vocab_size])) for row in tokens_BT) // tokens
     capacity = rows * most
 
-    def look(rows: np.ndarray) -> Pictures:
+    def get_images(rows: np.ndarray) -> RowImages:
         registered = images.images_of(tokens_BT[rows])
         patches = [preprocess(x.pixels, images.tower.images)[0] for x in registered]
         pixels_NPC = np.zeros((capacity, *patches[0].shape), np.float32)
         pixels_NPC[: len(registered)] = patches
-        sides = [(x.first, *images.grid_size(x)) for x in registered]
-        without_embeddings = table(sides, np.zeros((0, 1), np.float32), capacity * tokens)
-        return Pictures(pixels_NPC, without_embeddings, grid)
+        entries = [(x.first, *images.grid_size(x)) for x in registered]
+        without_embeddings = table(entries, np.zeros((0, 1), np.float32), capacity * tokens)
+        return RowImages(pixels_NPC, without_embeddings, grid)
 
-    return look
+    return get_images
 
 
 def _as_episodes(examples: Sequence[dict[str, Any]], chat: Chat, positions: int) -> list[Episode]:

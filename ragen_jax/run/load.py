@@ -171,8 +171,8 @@ def restore_run(
     """Return the policy of a run's checkpoint.
 
     Args:
-      config: the run's config, possibly with other values in the fields of evaluate.READ; None: the
-        run's config unchanged.
+      config: the run's config, possibly with other values in evaluate.EVALUATION_FIELDS; None:
+        the run's config unchanged.
       step: step of a kept checkpoint; None: the newest.
       heldout: as in `build_tasks`.
       trust: whether to import code that the folder's config names even if this user did not start

@@ -44,7 +44,7 @@ JAX_SETTINGS = (
 )
 # Parts of ragen_jax that cannot change the numbers of a training run.
 READERS = ("lab", "preflight", "report", "retriever", "score")
-SHOWN = 12  # number of hex digits of a hash in a message
+HASH_DIGITS = 12  # number of hex digits of a hash in a message
 
 Provenance = dict[str, str]  # name -> version, number or hash
 
@@ -100,7 +100,7 @@ def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
         changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
         if not changed:
             return
-        listed = (f"{n} {_preview(before.get(n))} -> {_preview(now.get(n))}" for n in changed)
+        listed = (f"{n} {_shorten(before.get(n))} -> {_shorten(now.get(n))}" for n in changed)
         found = (
             f"{workdir} was last started with other versions, devices or files: "
             f"{', '.join(listed)};"
@@ -141,11 +141,11 @@ def _read(workdir: Path) -> list[dict[str, Any]] | None:
     return records
 
 
-def _preview(value: str | None) -> str:
+def _shorten(value: str | None) -> str:
     """Return a value as a message shows it; a hash is shortened."""
     if value is None:
         return "(none)"
-    return value[:SHOWN] if re.fullmatch("[0-9a-f]{64}", value) else value
+    return value[:HASH_DIGITS] if re.fullmatch("[0-9a-f]{64}", value) else value
 
 
 def _version(package: str) -> str:

@@ -67,7 +67,7 @@ def read_outcomes(folder: Path, say: Say = warn_unreadable) -> dict[int, list[fl
             )
         return [math.nan if x is None else x for x in solved]
 
-    return _of_steps(folder, "json", read, say)
+    return _read_steps(folder, "json", read, say)
 
 
 def read_gradients(workdir: Path, say: Say = warn_unreadable) -> dict[int, Metrics]:
@@ -77,7 +77,7 @@ def read_gradients(workdir: Path, say: Say = warn_unreadable) -> dict[int, Metri
         figures = read_json(path)
         return {str(name): _finite(value) for name, value in figures.items()}
 
-    return _of_steps(workdir / "gradients", "json", read, say)
+    return _read_steps(workdir / "gradients", "json", read, say)
 
 
 def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
@@ -89,7 +89,7 @@ def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
             raise ValueError("expected one row per reasoning")
         return scores
 
-    return _of_steps(folder, "npz", read, say)
+    return _read_steps(folder, "npz", read, say)
 
 
 def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[dict[str, Any]]]:
@@ -114,7 +114,7 @@ def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[di
                         raise ValueError("an image must be a file in the same folder")
         return records
 
-    return _of_steps(folder, "jsonl", read, say)
+    return _read_steps(folder, "jsonl", read, say)
 
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
@@ -124,7 +124,7 @@ def text_of(content: str | list[dict[str, Any]]) -> str:
     return "".join(str(part["text"]) if "text" in part else "[image]" for part in content)
 
 
-def _of_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) -> dict[int, T]:
+def _read_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) -> dict[int, T]:
     """Return {N: read(path)} for the files step_N of a folder, in order.
 
     Files that `read` cannot read are left out, and `say` receives a message about each.

@@ -209,13 +209,13 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     metrics_E = []
     for number, task in enumerate(step.run.tasks):
         groups = [g for g in np.flatnonzero(learner.environment_G == number) if g in first_G]
-        alone = task.settings.chat.format.context == "single_turn"
+        is_single_turn = task.settings.chat.format.context == "single_turn"
         scored = [
             (e, u, turn)
             for e, episode in sound
             if episode.group in groups
             for u, turn in enumerate(episode.turns)
-            if (u == 0 or alone) and turn.reasoning[1] > turn.reasoning[0]
+            if (u == 0 or is_single_turn) and turn.reasoning[1] > turn.reasoning[0]
         ]
         if not scored or len(groups) < 2:  # there are no other prompts to compare with
             metrics_E.append({})

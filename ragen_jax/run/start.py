@@ -53,7 +53,7 @@ def open_run(config: Config, workdir: Path) -> Generator[RunFolder]:
             folder = stack.enter_context(open_folder(workdir))
             yield folder
         except Exception as error:
-            gone = folder.removal_message() if folder else None
+            gone = folder.explain_absence() if folder else None
             if folder and is_main_process():
                 folder.remove_stray_checkpoint()
             reason = gone or disk_error_message(error)

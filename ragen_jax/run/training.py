@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 STOPPED = 3  # exit code after a stopping rule's "stop"
 ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten": "tightened"}
-OF_UPDATE = ("select", "credit", "update")  # stages whose seconds add up to time/update
+UPDATE_STAGES = ("select", "credit", "update")  # stages whose seconds add up to time/update
 
 
 class Stages:
@@ -69,9 +69,10 @@ class Stages:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.cpu = 0.0  # CPU seconds of this process and its threads, over all stages
-        self.elsewhere: dict[str, float] = {}  # seconds of stages that ran during the previous step
+        # Seconds of stages that ran during the previous step.
+        self.prefetch_seconds: dict[str, float] = {}
         # Seconds in which a rollout and the updates ran in parallel; None: the run never does this.
-        self.both: float | None = None
+        self.overlap_seconds: float | None = None
 
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
@@ -97,10 +98,14 @@ class Stages:
         """
         s = self.seconds
         total = sum(s.values())
-        idle = {} if self.both is None else {"time/idle_share": 1.0 - self.both / total}
+        idle = (
+            {}
+            if self.overlap_seconds is None
+            else {"time/idle_share": 1.0 - self.overlap_seconds / total}
+        )
         return idle | {
-            **{f"time/{name}": seconds for name, seconds in (s | self.elsewhere).items()},
-            "time/update": sum(s[name] for name in OF_UPDATE),
+            **{f"time/{name}": seconds for name, seconds in (s | self.prefetch_seconds).items()},
+            "time/update": sum(s[name] for name in UPDATE_STAGES),
             "time/step": total,
             "time/cpu": self.cpu,
             "time/diagnose_share": s["diagnose"] / total,
@@ -148,7 +153,7 @@ class Run:
         Raises:
           FolderGone: the folder is no longer at its path.
         """
-        return self.folder.here()
+        return self.folder.require_path()
 
     # -------------------------------------------------------------------------- schedules
 
@@ -167,7 +172,7 @@ class Run:
             yield number
             bar.set_postfix_str(live_figures(self.log.last))
 
-    def first_look(self, policy: Params) -> None:
+    def prepare_first_step(self, policy: Params) -> None:
         """Compile the rollout programs that precompile.py leaves out; evaluate a new run."""
         for task in self.tasks if jax.process_count() > 1 else ():
             if not task.settings.compact:
@@ -182,7 +187,7 @@ class Run:
                     key=task.key,
                 )
         if self.fresh and self.schedule.evaluate:
-            metrics = self.evaluate(policy, 0) | self._behind_row(0)
+            metrics = self.evaluate(policy, 0) | self._row_costs(0)
             console(eval_line(0, self.log.write(0, metrics)))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
@@ -239,7 +244,7 @@ class Run:
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
         episodes = sum(map(len, played.episodes_E))
         metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)
-        metrics |= self._behind_row(step)
+        metrics |= self._row_costs(step)
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
         note_output(begun=True)
@@ -257,7 +262,7 @@ class Run:
         self.reports.write_if_due(step)
         return self._save(step, state, {rule.action for rule in fired})
 
-    def _behind_row(self, step: int) -> Metrics:
+    def _row_costs(self, step: int) -> Metrics:
         """Return the metrics of time, compilation and memory, measured when a row is written."""
         compiled = self.compiling.metrics(step)
         return compiled | self.log.totals.clock() | memory_metrics()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ragen_jax.core.clean_text import clean_text
 from ragen_jax.core.sharding import is_main_process
-from ragen_jax.storage.atomic_io import OF_A_PATH, make_folder, remove_leftovers, with_retries
+from ragen_jax.storage.atomic_io import PATH_ERRORS, make_folder, remove_leftovers, with_retries
 from ragen_jax.storage.cache import open_locked
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
@@ -45,7 +45,7 @@ def lock_workdir(workdir: Path) -> Generator[None]:
             "another folder"
         ) from None
     except OSError as error:
-        if error.errno not in OF_A_PATH:
+        if error.errno not in PATH_ERRORS:
             raise
         raise ValueError(f"--workdir is {workdir}, which cannot be used: {error}") from None
     with file:

@@ -42,7 +42,7 @@ from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics
-from ragen_jax.score.files import Broken, Read, read_files
+from ragen_jax.score.files import Broken, FileContents, read_files
 from ragen_jax.score.page import contents
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         return words
 
 
-def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
+def prepare(encoder: Encoder) -> tuple[list[ScoredStep], FileContents, Surprises]:
     """Return the steps of the files, their other content, and surprises to report.
 
     Raises:
@@ -121,31 +121,31 @@ def report_broken_rows(broken: Sequence[Broken]) -> None:
 
 
 def report_lines(
-    read: Read, steps: Sequence[ScoredStep], surprises: Surprises, encoder: Encoder
+    read: FileContents, steps: Sequence[ScoredStep], surprises: Surprises, encoder: Encoder
 ) -> None:
     """Print a line for all content that is not read, and for rows read in an unexpected way."""
     for line in notices.unread_lines(read, encoder):
         console(line)
     for line in notices.warning_lines(read, steps, REWARD.value, encoder):
         _warn(line)
-    if surprises.parted:
+    if surprises.split_groups:
         _warn(
-            f"{len(surprises.parted)} rows have a prompt that differs from the first row of "
-            f"their group and form separate groups; the first: {surprises.parted[0]}"
+            f"{len(surprises.split_groups)} rows have a prompt that differs from the first row of "
+            f"their group and form separate groups; the first: {surprises.split_groups[0]}"
         )
-    if surprises.before:
+    if surprises.text_before:
         _warn(
-            f"{surprises.before} replies begin their reasoning unlike most of their group (for "
-            f"example with text before {encoder.opening}) and are scored as if they did not"
+            f"{surprises.text_before} replies begin their reasoning unlike most of their group "
+            f"(for example with text before {encoder.opening}) and are scored as if they did not"
         )
-    if surprises.lost:
+    if surprises.invalid_texts:
         _warn(
-            f"{surprises.lost} replies contain U+FFFD, which replaces undecodable bytes; they "
-            "are scored with that character and look unlikely"
+            f"{surprises.invalid_texts} replies contain U+FFFD, which replaces undecodable bytes; "
+            "they are scored with that character and look unlikely"
         )
-    if encoder.kinds["text"] and encoder.tokenizer.chat_template:
+    if encoder.prompt_kinds["text"] and encoder.tokenizer.chat_template:
         _warn(
-            f"{encoder.kinds['text']} prompts are plain text that the model's chat template "
+            f"{encoder.prompt_kinds['text']} prompts are plain text that the model's chat template "
             "did not write; they are scored unchanged (messages would go through the template)"
         )
 
@@ -223,11 +223,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write(
-    path: Path, steps: Sequence[ScoredStep], rows: Sequence[Metrics], read: Read, encoder: Encoder
+    path: Path,
+    steps: Sequence[ScoredStep],
+    rows: Sequence[Metrics],
+    read: FileContents,
+    encoder: Encoder,
 ) -> None:
     """Write all metrics and their sources as a JSON object."""
     days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
-    shown: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": MODEL.value,
         "rollouts": ROLLOUTS.value,
         "seed": SEED.value,
@@ -237,14 +241,14 @@ def write(
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
         "message_keys_not_written": notices.unwritten_keys(read, encoder),
-        "prompts": dict(encoder.kinds),
+        "prompts": dict(encoder.prompt_kinds),
         "steps": [
             {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}
             | {name: value for name, value in row.items() if math.isfinite(value)}
             for s, row in zip(steps, rows, strict=True)
         ],
     }
-    atomic_write(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
+    atomic_write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
     console(f"all metrics: {path}")
 
 

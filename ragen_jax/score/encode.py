@@ -29,10 +29,10 @@ MAX_TEXT = 2_000_000  # largest number of characters of a prompt or a reply, bey
 
 
 @dataclasses.dataclass(frozen=True)
-class Spoken:
+class EncodedReply:
     """A reply as token ids."""
 
-    given: np.ndarray  # int32, the prompt as it was given
+    prompt_ids: np.ndarray  # int32, the prompt as it was given
     turn: Turn  # its prompt ends, and its reply begins, where the reasoning begins
 
 
@@ -75,37 +75,44 @@ class Encoder:
                     f"--{name}={','.join(tags)}: expected the opening and the closing tag, a comma "
                     f"between them{nothing}"
                 )
-        self.date, self._undated = date, tokenizer
+        self.date, self._original_tokenizer = date, tokenizer
         tokenizer = with_date(tokenizer, date)
-        self._dated = {date: tokenizer}  # {day that the template writes: tokenizer}
+        self._tokenizers = {date: tokenizer}  # {day that the template writes: tokenizer}
         self.tokenizer, self.vocabulary, self.positions = tokenizer, vocabulary, positions
         self.opening, self.closing = think
         self.answer = tuple(answer)
         self.prefilled = False  # whether prompts open the reasoning and no reply does
-        self.kinds: collections.Counter[str] = collections.Counter()  # prompts of each kind
+        self.prompt_kinds: collections.Counter[str] = collections.Counter()  # prompts of each kind
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
-        self.written: set[str] = set()  # keys of messages that the chat template writes
-        self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack a part
-        self.transcripts = self.trailing = 0  # outputs with several turns, with a last observation
+        self.written_keys: set[str] = set()  # keys of messages that the chat template writes
+        # Numbers of prompts and replies that lack a part.
+        self.missing_parts: collections.Counter[str] = collections.Counter()
+        self.transcripts = 0  # number of outputs with several turns
+        self.trailing_observations = 0  # number of outputs that end with an observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
 
     def writes_date(self) -> bool:
         """Return whether the chat template wrote a date into any prompt."""
-        if not any(self.kinds[kind] for kind in ("messages", "restored", "text")):
+        if not any(self.prompt_kinds[kind] for kind in ("messages", "restored", "text")):
             return False
-        if not self._undated.chat_template:
+        if not self._original_tokenizer.chat_template:
             return False
-        one, other = (with_date(self._undated, day) for day in ("2001-02-03", "2012-11-10"))
-        return any(prompts.asked(one, s) != prompts.asked(other, s) for s in (False, True))
+        one, other = (
+            with_date(self._original_tokenizer, day) for day in ("2001-02-03", "2012-11-10")
+        )
+        return any(
+            prompts.split_template(one, s) != prompts.split_template(other, s)
+            for s in (False, True)
+        )
 
     def set_date(self, date: str | None) -> None:
         """Render further prompts as on another day, YYYY-MM-DD, or NO_DAY for None."""
-        if date not in self._dated:
-            self._dated[date] = with_date(self._undated, date)
-        self.date, self.tokenizer = date, self._dated[date]
+        if date not in self._tokenizers:
+            self._tokenizers[date] = with_date(self._original_tokenizer, date)
+        self.date, self.tokenizer = date, self._tokenizers[date]
 
-    def look(self, texts: Iterable[str]) -> None:
+    def detect_prefilled(self, texts: Iterable[str]) -> None:
         """Find out from all replies whether the prompt opens their reasoning.
 
         A truncated reply alone does not show this.
@@ -116,7 +123,7 @@ class Encoder:
             closed = closed or self.closing in text
         self.prefilled = closed and not opened
 
-    def prompt(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> np.ndarray:
+    def encode_prompt(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> np.ndarray:
         """Return the int32 ids of a prompt as given; see prompts.py.
 
         Args:
@@ -129,25 +136,25 @@ class Encoder:
             [prompt, tools, self.date], default=str
         )  # members of a group have the same prompt
         if key not in self._read:
-            kind, ids, missing = self._prompt(prompt, tools)
+            kind, ids, missing = self._encode_prompt(prompt, tools)
             if not len(ids):
                 raise ValueError("has an empty prompt")
             self._read[key] = kind, np.asarray(ids, np.int32), missing
         kind, ids, missing = self._read[key]
-        self.kinds[kind] += 1
-        self.left_out.update(missing)
+        self.prompt_kinds[kind] += 1
+        self.missing_parts.update(missing)
         return ids
 
-    def _prompt(
+    def _encode_prompt(
         self, prompt: Prompt, tools: Sequence[dict[str, Any]]
     ) -> tuple[str, Sequence[int], list[str]]:
         messages = [m for m in prompt if isinstance(m, dict)]
         if not isinstance(prompt, str) and not messages:
-            return "token ids", self._checked([i for i in prompt if isinstance(i, int)]), []
+            return "token ids", self._check_ids([i for i in prompt if isinstance(i, int)]), []
         kind, text = self._prompt_text(prompt, tools)
         if kind == "text":  # includes the ids that the tokenizer puts in front
             return kind, self.tokenizer(text)["input_ids"], []
-        missing = prompts.left_out(text, read_messages(messages), tools)
+        missing = prompts.find_missing_parts(text, read_messages(messages), tools)
         return kind, prompts.text_ids(self.tokenizer, text), missing
 
     def _prompt_text(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, str]:
@@ -155,15 +162,15 @@ class Encoder:
         if isinstance(prompt, str):
             return prompts.restore_text(self.tokenizer, prompt, self.opening)
         messages = self._messages(prompt)
-        for key in prompts.keys(messages) - self.written:
+        for key in prompts.list_keys(messages) - self.written_keys:
             if prompts.writes_key(self.tokenizer, messages, tools, key):
-                self.written.add(key)
+                self.written_keys.add(key)
         return "messages", prompts.render_text(self.tokenizer, messages, tools)
 
-    def _messages(self, given: Prompt) -> Messages:
+    def _messages(self, prompt: Prompt) -> Messages:
         """Return messages in the form that this chat template accepts."""
         messages = []
-        for message in read_messages(given):
+        for message in read_messages(prompt):
             message = dict(message)
             role, thought = message["role"], message.get("reasoning_content")
             if role == "developer" and not prompts.writes_role(self.tokenizer, role):
@@ -173,11 +180,11 @@ class Encoder:
                 message["content"] = f"{OPEN}{thought}{CLOSE}{message['content']}"
             if role == "assistant" and message["content"] and "reasoning_content" not in message:
                 # If the prompt opened the reply's reasoning, show the reply with that tag.
-                message["content"] = self._whole(message["content"])
+                message["content"] = self._restore_opening(message["content"])
             messages.append(message)
         return messages
 
-    def _whole(self, text: str) -> str:
+    def _restore_opening(self, text: str) -> str:
         """Return a reply, with the tag that opened its reasoning if that was in the prompt."""
         text = text.replace(OPEN, self.opening).replace(CLOSE, self.closing)
         before, closed, _ = text.partition(self.closing)
@@ -189,67 +196,73 @@ class Encoder:
         tail = b"".join(map(self._bytes, prompt[-32:]))
         return tail.rstrip().endswith(self.opening.encode())
 
-    def replies(self, reply: ParsedReply) -> list[Spoken]:
+    def encode_replies(self, reply: ParsedReply) -> list[EncodedReply]:
         """Return a reply, or the replies of all turns in its text (see transcript.py).
 
         Raises:
-          ValueError: see `prompt`; also a text of more than MAX_TEXT characters, or more tokens
-            than the model has positions.
+          ValueError: see `encode_prompt`; also a text of more than MAX_TEXT characters, or more
+            tokens than the model has positions.
         """
-        given, said = reply.prompt, reply.response
-        for what, value in (("prompt", given), ("reply", said)):
+        first_prompt, output = reply.prompt, reply.response
+        for what, value in (("prompt", first_prompt), ("reply", output)):
             size = _size(value)
             if size > MAX_TEXT:
                 raise ValueError(f"has a {what} of {size} characters; at most {MAX_TEXT} are read")
-        if not reply.transcript or not isinstance(said, str):
-            return [self.reply(reply)]
-        if not isinstance(given, str) and not isinstance(given[0], dict):  # token ids
-            return [self.reply(reply)]
-        kind, text = self._prompt_text(given, reply.tools)
-        turns, trailing = transcript.split(self.tokenizer, said, bare_prompt=kind == "text")
+        if not reply.transcript or not isinstance(output, str):
+            return [self.encode_reply(reply)]
+        if not isinstance(first_prompt, str) and not isinstance(first_prompt[0], dict):  # token ids
+            return [self.encode_reply(reply)]
+        kind, text = self._prompt_text(first_prompt, reply.tools)
+        turns, trailing = transcript.split(self.tokenizer, output, bare_prompt=kind == "text")
         self.transcripts += len(turns) > 1
-        self.trailing += trailing
+        self.trailing_observations += trailing
         found = []
         for between, response in turns:
             text += between
-            prompt = text if found else given
-            found.append(self.reply(dataclasses.replace(reply, prompt=prompt, response=response)))
-            text += response if text.rstrip().endswith(self.opening) else self._whole(response)
+            prompt = text if found else first_prompt
+            found.append(
+                self.encode_reply(dataclasses.replace(reply, prompt=prompt, response=response))
+            )
+            text += (
+                response
+                if text.rstrip().endswith(self.opening)
+                else self._restore_opening(response)
+            )
         return found
 
-    def _calls_text(self, reply: ParsedReply, content: str) -> str:
+    def _render_calls(self, reply: ParsedReply, content: str) -> str:
         """Return the text that the template writes after a reply's content for its tool calls."""
         before = self._messages(reply.prompt)
         found = transcript.calls_text(self.tokenizer, before, content, reply.calls, reply.tools)
         if found:
-            self.written |= {"tool_calls", *(f"tool_calls[].{key}" for key in CALL_KEYS)}
+            self.written_keys |= {"tool_calls", *(f"tool_calls[].{key}" for key in CALL_KEYS)}
         else:
-            self.left_out["tool calls of a reply"] += 1
+            self.missing_parts["tool calls of a reply"] += 1
         return found
 
-    def reply(self, reply: ParsedReply) -> Spoken:
+    def encode_reply(self, reply: ParsedReply) -> EncodedReply:
         """Return a reply after its prompt.
 
         Raises:
-          ValueError: see `prompt`.
+          ValueError: see `encode_prompt`.
         """
-        given, opening = self.prompt(reply.prompt, reply.tools), []
-        opened = self.opens_reasoning(given)
+        prompt_ids, opening = self.encode_prompt(reply.prompt, reply.tools), []
+        prompt_opens = self.opens_reasoning(prompt_ids)
         if isinstance(reply.response, str):
             text = reply.response.replace(OPEN, self.opening)
             text = text.replace(CLOSE, self.closing)
             if reply.calls:
-                text += self._calls_text(reply, text)
-            if opened and text.lstrip().startswith(self.opening):  # written twice
+                text += self._render_calls(reply, text)
+            if prompt_opens and text.lstrip().startswith(self.opening):  # written twice
                 text = text.lstrip().removeprefix(self.opening)
-                text = text.lstrip("\n") if self._bytes(given[-1]).endswith(b"\n") else text
-            if not opened and self._whole(text) != text:
+                text = text.lstrip("\n") if self._bytes(prompt_ids[-1]).endswith(b"\n") else text
+            if not prompt_opens and self._restore_opening(text) != text:
                 opening = prompts.text_ids(self.tokenizer, self.opening)
             sampled = np.asarray(prompts.text_ids(self.tokenizer, text), np.int32)
         else:
-            sampled = np.asarray(self._checked(reply.response), np.int32)
-        (start, end), (first, last), said = self._spans(sampled, reply.whole)
-        length = len(given) + len(opening) + len(sampled)
+            sampled = np.asarray(self._check_ids(reply.response), np.int32)
+        (start, end), (first, last), answer_text = self._find_spans(sampled, reply.whole)
+        length = len(prompt_ids) + len(opening) + len(sampled)
         if self.positions and length > self.positions:
             raise ValueError(
                 f"has {length} tokens up to the end of a reply; the model has {self.positions} "
@@ -257,9 +270,9 @@ class Encoder:
             )
         actions = reply.actions
         if actions is None:
-            actions = (said,) if said else ()
+            actions = (answer_text,) if answer_text else ()
         turn = Turn(
-            prompt=np.concatenate([given, np.asarray(opening, np.int32), sampled[:start]]),
+            prompt=np.concatenate([prompt_ids, np.asarray(opening, np.int32), sampled[:start]]),
             message="",  # the environment's message, which no diagnosis here reads
             sampled=sampled[start:],
             logp=np.zeros(len(sampled) - start, np.float32),  # not read either
@@ -270,15 +283,17 @@ class Encoder:
             reward=0.0,
             info={},
         )
-        return Spoken(given, turn)
+        return EncodedReply(prompt_ids, turn)
 
-    def _checked(self, ids: Sequence[int]) -> Sequence[int]:
+    def _check_ids(self, ids: Sequence[int]) -> Sequence[int]:
         beyond = [i for i in ids if i >= self.vocabulary]
         if beyond:
             raise ValueError(f"has the token id {beyond[0]}; the model has {self.vocabulary}")
         return ids
 
-    def _spans(self, ids: np.ndarray, whole: bool) -> tuple[tuple[int, int], tuple[int, int], str]:
+    def _find_spans(
+        self, ids: np.ndarray, whole: bool
+    ) -> tuple[tuple[int, int], tuple[int, int], str]:
         """Return (reasoning's token span, answer's token span, answer's text) of a reply."""
         pieces = [self._bytes(i) for i in ids]
         text, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
@@ -288,7 +303,7 @@ class Encoder:
             return (0, 0), (0, 0), ""
         begin = text.find(opening, 0, close)
         reasoning = token_span(ends, 0 if begin < 0 else begin + len(opening), close)
-        start, end = close + len(closing), len(text)
+        after, end = close + len(closing), len(text)
         for token in self._special:  # drop the token that ended the reply
             if text.endswith(token):
                 end -= len(token)
@@ -297,11 +312,11 @@ class Encoder:
         if self.answer:
             form = rb"\s*%s(.*?)%s\s*\Z" if whole else rb".*?%s(.*?)%s"
             form %= tuple(re.escape(tag.encode()) for tag in self.answer)
-        found = re.compile(form, re.DOTALL).match(text, start, end)
+        found = re.compile(form, re.DOTALL).match(text, after, end)
         if not found:
             return reasoning, (0, 0), ""
-        said = found[1].decode("utf-8", errors="replace").strip()
-        return reasoning, token_span(ends, *found.span(1)), said
+        answer_text = found[1].decode("utf-8", errors="replace").strip()
+        return reasoning, token_span(ends, *found.span(1)), answer_text
 
     def _bytes(self, id_: int) -> bytes:
         # The model may have more ids than the tokenizer; see `Chat.text`.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.core.types import Episode
-from ragen_jax.score.encode import Encoder, Spoken
-from ragen_jax.score.files import Broken, broken_row
+from ragen_jax.score.encode import EncodedReply, Encoder
+from ragen_jax.score.files import Broken, make_broken
 from ragen_jax.score.formats import Row
 
 
@@ -27,36 +27,36 @@ class ScoredStep:
 class Surprises:
     """Counts of rows that are scored in an unexpected way, to be reported."""
 
-    parted: list[str] = dataclasses.field(default_factory=list)  # rows with another prompt
-    before: int = 0  # first replies with text before their reasoning
-    lost: int = 0  # reply texts that contain U+FFFD, which replaced invalid bytes
+    split_groups: list[str] = dataclasses.field(default_factory=list)  # rows with another prompt
+    text_before: int = 0  # first replies with text before their reasoning
+    invalid_texts: int = 0  # reply texts that contain U+FFFD, which replaced invalid bytes
 
 
 def encode_rows(
     rows: Sequence[Row], encoder: Encoder
-) -> tuple[dict[str, list[Spoken]], list[Broken]]:
+) -> tuple[dict[str, list[EncodedReply]], list[Broken]]:
     """Return ({place: its replies} for the rows that can be encoded, the other rows).
 
     Rows that record no day are rendered with the day of the encoder.
     """
     responses = [reply.response for row in rows for reply in row.replies]
-    encoder.look(text for text in responses if isinstance(text, str))
-    spoken, unusable = {}, []
+    encoder.detect_prefilled(text for text in responses if isinstance(text, str))
+    replies_of, unusable = {}, []
     fallback = encoder.date
     for row in rows:
         encoder.set_date(row.day or fallback)
         try:
-            spoken[row.place] = [
-                spoken_reply for reply in row.replies for spoken_reply in encoder.replies(reply)
+            replies_of[row.place] = [
+                encoded for reply in row.replies for encoded in encoder.encode_replies(reply)
             ]
         except Exception as error:  # raised by the chat template or the tokenizer
-            unusable.append(broken_row(row.place, error))
+            unusable.append(make_broken(row.place, error))
     encoder.set_date(fallback)
-    return spoken, unusable
+    return replies_of, unusable
 
 
 def make_steps(
-    rows: Sequence[Row], spoken: dict[str, list[Spoken]]
+    rows: Sequence[Row], replies_of: dict[str, list[EncodedReply]]
 ) -> tuple[list[ScoredStep], Surprises]:
     """Return the steps of rows, in order.
 
@@ -65,7 +65,7 @@ def make_steps(
     have up to their reasoning.
 
     Args:
-      rows: rows that are in `spoken`.
+      rows: rows that are in `replies_of`.
     """
     surprises = Surprises()
     by_step = collections.defaultdict(list)
@@ -74,36 +74,39 @@ def make_steps(
     steps = []
     for number in sorted(by_step):
         groups = collections.defaultdict(list)
-        prompts = {}  # {given group: the first prompt of its first row}
+        prompts = {}  # {Row.group: the first prompt of its first row}
         for row in by_step[number]:
-            given = spoken[row.place][0].given.tobytes()
-            groups[row.group, given].append(row)
-            if row.group is not None and prompts.setdefault(row.group, given) != given:
-                surprises.parted.append(row.place)
+            first_prompt = replies_of[row.place][0].prompt_ids.tobytes()
+            groups[row.group, first_prompt].append(row)
+            if (
+                row.group is not None
+                and prompts.setdefault(row.group, first_prompt) != first_prompt
+            ):
+                surprises.split_groups.append(row.place)
         episodes = []
         for group, members in enumerate(groups.values()):
-            turns_K = [[spoken_reply.turn for spoken_reply in spoken[row.place]] for row in members]
-            begun = [turns[0].prompt for turns in turns_K if turns[0].reasoning[1]]
-            if begun:
-                common = _most_common(begun)
-                surprises.before += sum(not np.array_equal(x, common) for x in begun)
+            turns_K = [[encoded.turn for encoded in replies_of[row.place]] for row in members]
+            first_prompts = [turns[0].prompt for turns in turns_K if turns[0].reasoning[1]]
+            if first_prompts:
+                common = _most_common(first_prompts)
+                surprises.text_before += sum(not np.array_equal(x, common) for x in first_prompts)
                 for turns in turns_K:
                     turns[0] = dataclasses.replace(turns[0], prompt=common)
             episodes += [
                 Episode(group, group, member, tuple(turns), bool(row.success))
                 for member, (row, turns) in enumerate(zip(members, turns_K, strict=True))
             ]
-        ordered = [row for members in groups.values() for row in members]
-        replies = [reply for row in ordered for reply in row.replies]
+        group_rows = [row for members in groups.values() for row in members]
+        replies = [reply for row in group_rows for reply in row.replies]
         texts = [reply.response for reply in replies if isinstance(reply.response, str)]
-        surprises.lost += sum("\ufffd" in text for text in texts)
-        rewards = [np.nan if row.reward is None else row.reward for row in ordered]
+        surprises.invalid_texts += sum("\ufffd" in text for text in texts)
+        rewards = [np.nan if row.reward is None else row.reward for row in group_rows]
         steps.append(
             ScoredStep(
                 number=number,
                 episodes=episodes,
                 reward_E=np.array(rewards),
-                success=all(row.success is not None for row in ordered),
+                success=all(row.success is not None for row in group_rows),
                 valid=all(reply.valid is not None for reply in replies),
             )
         )

@@ -59,11 +59,11 @@ def step_metrics(
     )
     metrics |= _rollout(step)
     if any(turn.actions for episode in episodes for turn in episode.turns):
-        metrics |= of_sizes(episodes, step.reward_E, lambda e, r: action_metrics(e, len(r)))
-    given = list(zip(episodes, np.isfinite(step.reward_E), strict=True))
-    without = {episode.group for episode, here in given if not here}
-    rewarded = [i for i, episode in enumerate(episodes) if episode.group not in without]
-    anatomy = of_sizes(
+        metrics |= measure_by_size(episodes, step.reward_E, lambda e, r: action_metrics(e, len(r)))
+    reward_given = list(zip(episodes, np.isfinite(step.reward_E), strict=True))
+    unrewarded = {episode.group for episode, has_reward in reward_given if not has_reward}
+    rewarded = [i for i, episode in enumerate(episodes) if episode.group not in unrewarded]
+    anatomy = measure_by_size(
         [episodes[i] for i in rewarded], step.reward_E[rewarded], anatomy_metrics, least=2
     )
     if not step.success:
@@ -73,16 +73,18 @@ def step_metrics(
 
 
 def _rollout(step: ScoredStep) -> Metrics:
-    given = step.reward_E[np.isfinite(step.reward_E)]
-    metrics = rollout_metrics(step.episodes, given if len(given) else np.array([np.nan]))
-    for name, there in (("success", step.success), ("valid_rate", step.valid)):
-        if not there:
+    reward_given = step.reward_E[np.isfinite(step.reward_E)]
+    metrics = rollout_metrics(
+        step.episodes, reward_given if len(reward_given) else np.array([np.nan])
+    )
+    for name, is_recorded in (("success", step.success), ("valid_rate", step.valid)):
+        if not is_recorded:
             metrics = {k: v for k, v in metrics.items() if not k.startswith(f"rollout/{name}")}
     del metrics["rollout/errors"], metrics["rollout/lost_groups"]  # not recorded by other trainers
     return metrics
 
 
-def of_sizes(
+def measure_by_size(
     episodes: Sequence[Episode],
     reward_E: np.ndarray,
     measure: Callable[[Sequence[Episode], np.ndarray], Metrics],
@@ -103,10 +105,10 @@ def of_sizes(
     for K in sorted(set(size.values())):
         if K < least:
             continue
-        chosen = [i for i, episode in enumerate(episodes) if size[episode.group] == K]
-        reward_GK = np.reshape(reward_E[chosen], (-1, K))
+        indices = [i for i, episode in enumerate(episodes) if size[episode.group] == K]
+        reward_GK = np.reshape(reward_E[indices], (-1, K))
         groups += len(reward_GK)
-        for name, value in measure([episodes[i] for i in chosen], reward_GK).items():
+        for name, value in measure([episodes[i] for i in indices], reward_GK).items():
             part = value if name.endswith("_count") else value * len(reward_GK)
             sums[name] = sums.get(name, 0.0) + part
     return {k: v if k.endswith("_count") else v / groups for k, v in sums.items()}

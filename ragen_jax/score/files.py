@@ -36,7 +36,7 @@ class Broken:
     reason: str
 
 
-def broken_row(place: str, error: Exception) -> Broken:
+def make_broken(place: str, error: Exception) -> Broken:
     """Return a row that cannot be used because reading it raised `error`.
 
     The message of a ValueError becomes the reason.
@@ -47,8 +47,8 @@ def broken_row(place: str, error: Exception) -> Broken:
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
-    """Content of files; every row is either in `rows` or in `broken_row`."""
+class FileContents:
+    """Content of files; every row is either in `rows` or in `broken`."""
 
     rows: list[Row]  # each with a step
     broken: list[Broken]
@@ -57,7 +57,7 @@ class Read:
     repeated: list[str] = dataclasses.field(default_factory=list)  # rows equal to an earlier one
 
 
-def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
+def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> FileContents:
     """Read the rows of files.
 
     A row's step is its field, else the number in the file's name (below 2**32), else the file's
@@ -72,7 +72,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
         is from an agent that was shown images.
     """
     paths, others = _paths(names)
-    found = Read([], [], {}, others)
+    found = FileContents([], [], {}, others)
     digests: set[bytes] = set()  # digests of all rows
     for order, path in enumerate(paths, start=1):
         step = _step_of(path)
@@ -94,7 +94,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                     row = dataclasses.replace(row, step=order if step is None else step)
                 digest = _digest(row.step, record)
             except Exception as error:  # the content of a row may cause any error
-                found.broken.append(broken_row(place, error))
+                found.broken.append(make_broken(place, error))
                 continue
             own = field_day(record.get(FIELD)) if isinstance(record, dict) else None
             if own:

@@ -27,7 +27,7 @@ from ragen_jax.score.messages import (
     read_tools,
     reply_text,
 )
-from ragen_jax.score.values import Fields, shorten
+from ragen_jax.score.values import Fields, format_value
 
 Prompt = str | Messages | list[int]
 Response = str | list[int]
@@ -91,7 +91,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
     """
     record = values.parse_nested(record)
     if not isinstance(record, dict):
-        raise ValueError(f"is not an object, but {shorten(record)}")
+        raise ValueError(f"is not an object, but {format_value(record)}")
     fields = Fields(record)
     form = _format_of(fields)
     replies = form.read(fields)
@@ -142,7 +142,7 @@ def _success(scopes: Sequence[Fields]) -> bool | None:
             value = fields.values.get(name)
             found = values.boolean(value, name)
             if found is not None or values.is_missing(value):
-                fields.mark(name)
+                fields.mark_read(name)
             if found is not None:
                 return found
     return None
@@ -155,7 +155,7 @@ def _reward(
         found = [next(values.first(scopes, (name,)), None) for name in rewards]
         parts = [values.total(each[2], each[1]) if each else None for each in found]
         given = [part for part in parts if part is not None]
-        return values.add(given) if len(given) == len(parts) else None
+        return values.add_rewards(given) if len(given) == len(parts) else None
     own = form.reward(fields) if form.reward else None
     if own is not None:
         return own
@@ -234,7 +234,7 @@ def _ancestors(nodes: Sequence[Fields], index: int) -> list[int]:
     while parent is not None:
         before = values.whole(parent, "parent")
         if before is None or before >= (path[0] if path else index):
-            raise ValueError(f"has a node whose parent is {shorten(parent)}")
+            raise ValueError(f"has a node whose parent is {format_value(parent)}")
         path.insert(0, before)
         parent = nodes[before].get("parent")
     return path
@@ -244,7 +244,7 @@ def _episode_reward(record: Fields) -> float | None:
     found = [trace.get("rewards") for trace in record.objects("traces")]
     parts = [values.total(each, "rewards") for each in found if each]
     given = [part for part in parts if part is not None]
-    return values.add(given) if given and len(given) == len(parts) else None
+    return values.add_rewards(given) if given and len(given) == len(parts) else None
 
 
 def _ragen(record: Fields) -> tuple[ParsedReply, ...]:
@@ -275,7 +275,7 @@ def _trl_reward(record: Fields) -> float | None:
     """Return the sum of the reward columns; functions that do not apply have no value."""
     found = [values.number(record.get(name), name) for name in _reward_columns(record)]
     given = [value for value in found if value is not None]
-    return values.add(given) if given else None
+    return values.add_rewards(given) if given else None
 
 
 FORMATS = {  # a record has the first format whose fields are all present
@@ -331,8 +331,8 @@ def _prompt(record: Fields, name: str) -> Prompt:
 
 def _text(record: Fields, name: str) -> str:
     """Return a text unchanged: here "nan" is a text, and an empty text is a value."""
-    record.mark(name)
+    record.mark_read(name)
     value = record.values.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"has {shorten(value)} as its {name}; expected text or messages")
+        raise ValueError(f"has {format_value(value)} as its {name}; expected text or messages")
     return value

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from ragen_jax.score.values import is_missing, parse_nested, shorten
+from ragen_jax.score.values import format_value, is_missing, parse_nested
 
 Messages = list[dict[str, Any]]
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -39,7 +39,7 @@ def read_messages(value: Any) -> Messages:
     """
     found = parse_nested(value)
     if not isinstance(found, list):
-        raise ValueError(f"has {shorten(value)} where messages are expected")
+        raise ValueError(f"has {format_value(value)} where messages are expected")
     return [read_message(each) for each in found]
 
 
@@ -51,7 +51,7 @@ def read_message(value: Any) -> dict[str, Any]:
     """
     found = parse_nested(value)
     if not isinstance(found, dict) or is_missing(found.get("role")):
-        raise ValueError(f"has the message {shorten(value)}, which has no role")
+        raise ValueError(f"has the message {format_value(value)}, which has no role")
     kept = {
         key: each
         for key, each in found.items()
@@ -66,7 +66,9 @@ def read_message(value: Any) -> dict[str, Any]:
         if is_missing(thought) or "reasoning_content" in message:
             continue
         if not isinstance(thought, str):
-            raise ValueError(f"has a message whose {name} is {shorten(thought)}; expected text")
+            raise ValueError(
+                f"has a message whose {name} is {format_value(thought)}; expected text"
+            )
         message["reasoning_content"] = thought
     return message
 
@@ -90,7 +92,7 @@ def read_calls(value: Any) -> list[dict[str, Any]]:
     for raw in found if isinstance(found, list) else [found]:
         call = parse_nested(raw)
         if not isinstance(call, dict):
-            raise ValueError(f"has the tool call {shorten(raw)}; expected an object")
+            raise ValueError(f"has the tool call {format_value(raw)}; expected an object")
         function = parse_nested(call.get("function"))
         if isinstance(function, dict):
             calls.append(call | {"function": _with_arguments(function)})
@@ -101,7 +103,7 @@ def read_calls(value: Any) -> list[dict[str, Any]]:
 
 def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     if is_missing(function.get("name")):
-        raise ValueError(f"has the tool call {shorten(function)}, which has no name")
+        raise ValueError(f"has the tool call {format_value(function)}, which has no name")
     arguments = parse_nested(function.get("arguments"))
     return function | {"arguments": {} if is_missing(arguments) else arguments}
 
@@ -116,7 +118,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     tools = [parse_nested(each) for each in found] if isinstance(found, list) else [None]
     result = [each for each in tools if isinstance(each, dict)]
     if len(result) < len(tools):
-        raise ValueError(f"has {shorten(value)} as its tools; expected a list of objects")
+        raise ValueError(f"has {format_value(value)} as its tools; expected a list of objects")
     return result
 
 
@@ -152,12 +154,12 @@ def _content(value: Any) -> str:
     if is_missing(value):
         return ""
     if not isinstance(value, list | dict):
-        raise ValueError(f"has a message whose content is {shorten(value)}; expected text")
+        raise ValueError(f"has a message whose content is {format_value(value)}; expected text")
     texts = []
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS:
             part = "" if part.get("text") is None else part["text"]
         if not isinstance(part, str):
-            raise ValueError(f"has a message with {shorten(part)}; only text is supported")
+            raise ValueError(f"has a message with {format_value(part)}; only text is supported")
         texts.append(part)
     return "".join(texts)

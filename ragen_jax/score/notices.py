@@ -7,18 +7,18 @@ import numpy as np
 
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import ScoredStep
-from ragen_jax.score.files import Read
+from ragen_jax.score.files import FileContents
 
 
-def unwritten_keys(read: Read, encoder: Encoder) -> dict[str, int]:
+def unwritten_keys(read: FileContents, encoder: Encoder) -> dict[str, int]:
     """Return {message key that the chat template does not write: number of messages with it}."""
     counts: collections.Counter[str] = collections.Counter()
     for row in read.rows:
         counts.update(row.message_keys)
-    return {key: counts[key] for key in sorted(counts) if key not in encoder.written}
+    return {key: counts[key] for key in sorted(counts) if key not in encoder.written_keys}
 
 
-def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
+def unread_lines(read: FileContents, encoder: Encoder) -> Iterator[str]:
     """Yield lines for files, fields and message keys that are not read, with their counts."""
     for other in read.others:
         yield f"files that are not read: {other}"
@@ -31,10 +31,10 @@ def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
 
 
 def warning_lines(
-    read: Read, steps: Sequence[ScoredStep], rewards: Sequence[str], encoder: Encoder
+    read: FileContents, steps: Sequence[ScoredStep], rewards: Sequence[str], encoder: Encoder
 ) -> Iterator[str]:
     """Yield lines for values that some rows lack, repeated rows, and parts the template omits."""
-    for name, count in sorted(encoder.left_out.items()):
+    for name, count in sorted(encoder.missing_parts.items()):
         if count:
             yield f"{count} prompts or replies lack the {name}: the chat template leaves them out"
     if encoder.transcripts:
@@ -42,8 +42,11 @@ def warning_lines(
             f"{encoder.transcripts} outputs hold later messages of a conversation, and are read as "
             "several turns"
         )
-    if encoder.trailing:
-        yield f"{encoder.trailing} outputs end with an observation, which is no reply: left out"
+    if encoder.trailing_observations:
+        yield (
+            f"{encoder.trailing_observations} outputs end with an observation, which is no reply: "
+            "left out"
+        )
     if read.repeated:
         yield (
             f"{len(read.repeated)} rows repeat an earlier row of their step verbatim and count "

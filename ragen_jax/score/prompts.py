@@ -91,7 +91,7 @@ def writes_reasoning(tokenizer: "PreTrainedTokenizerFast") -> bool:
 CALLS = "tool_calls[]."
 
 
-def keys(messages: Messages) -> set[str]:
+def list_keys(messages: Messages) -> set[str]:
     """Return keys of messages except role and content; those of calls are `tool_calls[].id`."""
     found = {key for message in messages for key in message}
     calls = [call for message in messages for call in message.get("tool_calls", ())]
@@ -105,7 +105,7 @@ def writes_key(
     key: str,
 ) -> bool:
     """Return whether removing a key from the messages changes the rendered conversation."""
-    without = []
+    reduced = []
     for message in messages:
         kept = {name: value for name, value in message.items() if name != key}
         if key.startswith(CALLS) and "tool_calls" in kept:
@@ -113,29 +113,31 @@ def writes_key(
             kept["tool_calls"] = [
                 {k: v for k, v in call.items() if k != name} for call in kept["tool_calls"]
             ]
-        without.append(kept)
+        reduced.append(kept)
     try:
-        return render_text(tokenizer, messages, tools) != render_text(tokenizer, without, tools)
+        return render_text(tokenizer, messages, tools) != render_text(tokenizer, reduced, tools)
     except ValueError:  # the template requires the key
         return True
 
 
-def left_out(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> list[str]:
+def find_missing_parts(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> list[str]:
     """Return names of the parts of a conversation that are missing in its rendered text."""
     missing = set()
     for message in messages:
         content = message["content"]
-        written = content.strip() in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
-        if message["role"] != "assistant" and not written:  # templates drop replies' reasoning
+        is_written = (
+            content.strip() in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
+        )
+        if message["role"] != "assistant" and not is_written:  # templates drop replies' reasoning
             missing.add(f"messages of the role {message['role']!r}")
-        if any(_name(call) not in text for call in message.get("tool_calls", ())):
+        if any(_get_name(call) not in text for call in message.get("tool_calls", ())):
             missing.add("tool calls")
-    if any(_name(tool) not in text for tool in tools):
+    if any(_get_name(tool) not in text for tool in tools):
         missing.add("tools")
     return sorted(missing)
 
 
-def _name(tool: Mapping[str, Any]) -> str:
+def _get_name(tool: Mapping[str, Any]) -> str:
     function = tool.get("function")
     return str((function if isinstance(function, dict) else tool).get("name"))
 
@@ -151,36 +153,40 @@ def restore_text(tokenizer: "PreTrainedTokenizerFast", text: str, opening: str) 
         return "control tokens", text
     if tokenizer.chat_template:
         for tag in ("", opening):
-            found = _restored(tokenizer, text.removesuffix(tag)) if text.endswith(tag) else None
+            found = (
+                _restore_conversation(tokenizer, text.removesuffix(tag))
+                if text.endswith(tag)
+                else None
+            )
             if found is not None:
                 return "restored", found + tag
     return "text", text
 
 
-def _restored(tokenizer: "PreTrainedTokenizerFast", text: str) -> str | None:
+def _restore_conversation(tokenizer: "PreTrainedTokenizerFast", text: str) -> str | None:
     """Restore a conversation's missing control tokens; None if the text is no conversation."""
     for system in (False, True):
-        messages = _messages(text, _around(tokenizer, system))
+        messages = _messages(text, _bare_template_texts(tokenizer, system))
         if messages is None:
             continue
         try:
             found = render_text(tokenizer, messages)
         except ValueError:  # the template refuses this order of roles
             continue
-        if _bare(tokenizer, found) == text:
+        if _decode_bare(tokenizer, found) == text:
             return found
     return None
 
 
-def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
+def _messages(text: str, template_texts: Sequence[str] | None) -> Messages | None:
     """Return the messages of a bare text; None if it does not begin and end like the template."""
-    if around is None:
+    if template_texts is None:
         return None
-    head, *behind_system, reply, user, tail = around
+    head, *after_system, reply, user, tail = template_texts
     if not (text.startswith(head) and text.endswith(tail)) or not reply or not user:
         return None
     body, messages = text[len(head) : len(text) - len(tail)], []
-    for mark in behind_system:
+    for mark in after_system:
         system, found, body = body.partition(mark)
         if not found:
             return None
@@ -193,17 +199,19 @@ def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
     return messages + [{"role": roles[i % 2], "content": part} for i, part in enumerate(parts)]
 
 
-def _around(tokenizer: "PreTrainedTokenizerFast", system: bool) -> tuple[str, ...] | None:
+def _bare_template_texts(
+    tokenizer: "PreTrainedTokenizerFast", system: bool
+) -> tuple[str, ...] | None:
     """Return the template's texts before, between and after messages, without control tokens.
 
     None if the template refuses such a conversation or does not show it verbatim.
     """
-    found = asked(tokenizer, system)
+    found = split_template(tokenizer, system)
     return found[1] if found else None
 
 
 @functools.lru_cache(maxsize=8)
-def asked(
+def split_template(
     tokenizer: "PreTrainedTokenizerFast", system: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Return the template's texts before, between and after messages.
@@ -218,13 +226,13 @@ def asked(
     except ValueError:
         return None
     found = []
-    for text in (full, _bare(tokenizer, full)):
+    for text in (full, _decode_bare(tokenizer, full)):
         if tuple(re.findall("|".join(ASKED_MARKS), text)) != ASKED_MARKS[first:]:
             return None
         found.append(tuple(re.split("|".join(ASKED_MARKS), text)))
     return found[0], found[1]
 
 
-def _bare(tokenizer: "PreTrainedTokenizerFast", text: str) -> str:
+def _decode_bare(tokenizer: "PreTrainedTokenizerFast", text: str) -> str:
     """Return a text in the form in which trainers decode its ids."""
     return str(tokenizer.decode(text_ids(tokenizer, text), skip_special_tokens=True))

@@ -65,17 +65,17 @@ def mutual_information(
     encoder = Encoder(tokenizer, model.config.vocab_size, think, date=date)
     column, read_N, own_M = {}, [], []
     for prompt in prompts:
-        ids = encoder.prompt(prompt)
-        written = isinstance(prompt, str) or isinstance(prompt[0], dict)
-        if written and not encoder.opens_reasoning(ids):
+        ids = encoder.encode_prompt(prompt)
+        is_text_or_messages = isinstance(prompt, str) or isinstance(prompt[0], dict)
+        if is_text_or_messages and not encoder.opens_reasoning(ids):
             ids = np.append(ids, np.asarray(text_ids(tokenizer, think[0]), np.int32))
         if column.setdefault(ids.tobytes(), len(column)) == len(read_N):
             read_N.append(ids)
         own_M.append(column[ids.tobytes()])
-    said_M = [text_ids(tokenizer, z) if isinstance(z, str) else z for z in reasonings]
+    reasoning_ids_M = [text_ids(tokenizer, z) if isinstance(z, str) else z for z in reasonings]
     own_M = np.array(own_M)
     rows = Config().diagnose.micro_batch if micro_batch is None else micro_batch
-    score_MN, length_M = cross_score(model, params, read_N, said_M, micro_batch=rows)
+    score_MN, length_M = cross_score(model, params, read_N, reasoning_ids_M, micro_batch=rows)
     metrics = information_metrics(score_MN, length_M, own_M)
     metrics |= confidence_intervals(score_MN, length_M, own_M) | log_margin(score_MN, own_M)
     p = retrieval_p(score_MN, own_M, rng=generator(Purpose.PERMUTATIONS, seed))

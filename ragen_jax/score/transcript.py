@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ragen_jax.score.messages import Messages
-from ragen_jax.score.prompts import asked, render_text, special_tokens
+from ragen_jax.score.prompts import render_text, special_tokens, split_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,10 +31,10 @@ def split(
     """
     marks = None
     if tokenizer.chat_template:
-        marks = asked(tokenizer, False) or asked(tokenizer, True)
+        marks = split_template(tokenizer, False) or split_template(tokenizer, True)
     if marks is None:
         return [("", text)], False
-    full, bare = (around[-2:] for around in marks)  # before a user message, and after it
+    full, bare = (texts[-2:] for texts in marks)  # before a user message, and after it
     special = special_tokens(tokenizer)
     if any(token in text for token in special):
         return _split_control(text, full, special)
@@ -43,10 +43,10 @@ def split(
     user, tail = map(re.escape, bare)
     parts = re.split(f"{user}((?:(?!{user}).)*?){tail}", text, flags=re.DOTALL)
     before, after = bare if bare_prompt else full
-    observed = [f"{before}{each}{after}" for each in parts[1::2]]
-    last, trailing, _ = parts[-1].partition(bare[0]) if observed else (parts[-1], "", "")
+    observations = [f"{before}{each}{after}" for each in parts[1::2]]
+    last, trailing, _ = parts[-1].partition(bare[0]) if observations else (parts[-1], "", "")
     replies = [*parts[:-1:2], last]
-    return list(zip(["", *observed], replies, strict=True)), bool(trailing)
+    return list(zip(["", *observations], replies, strict=True)), bool(trailing)
 
 
 def _split_control(
@@ -92,12 +92,12 @@ def calls_text(
       ValueError: the template refuses the calls.
     """
 
-    def written(message: dict[str, Any]) -> str:
+    def render(message: dict[str, Any]) -> str:
         conversation = [*before, {"role": "assistant", **message}]
         return render_text(tokenizer, conversation, tools, reply_next=False)
 
-    prefix, _, end = written({"content": MARK}).rpartition(MARK)
-    text = written({"content": MARK, "tool_calls": list(calls)})
+    prefix, _, end = render({"content": MARK}).rpartition(MARK)
+    text = render({"content": MARK, "tool_calls": list(calls)})
     if MARK in text:
         found = text.rpartition(MARK)[2]
     else:  # the template leaves the content out of a reply with calls

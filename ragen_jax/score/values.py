@@ -49,13 +49,13 @@ class Fields:
         """Return whether the field is present and not null; an empty text is a value here."""
         return not _is_null(self.values.get(name))
 
-    def mark(self, name: str) -> None:
+    def mark_read(self, name: str) -> None:
         """Record that a field was read."""
         self._read.add(self.path + name)
 
     def get(self, name: str) -> Any:
         """Return the value of a field and record it as read; None if it is missing."""
-        self.mark(name)
+        self.mark_read(name)
         value = self.values.get(name)
         return None if is_missing(value) else value
 
@@ -64,7 +64,7 @@ class Fields:
         value = parse_nested(self.values.get(name))
         if not isinstance(value, dict):
             return None
-        self.mark(name)
+        self.mark_read(name)
         return Fields(value, f"{self.path}{name}.", self)
 
     def objects(self, name: str) -> list["Fields"]:
@@ -75,7 +75,7 @@ class Fields:
         """
         value = parse_nested(self.get(name))
         if not isinstance(value, list) or not value or not all(isinstance(x, dict) for x in value):
-            raise ValueError(f"has {shorten(value)} as its {name}; expected a list of objects")
+            raise ValueError(f"has {format_value(value)} as its {name}; expected a list of objects")
         return [Fields(each, f"{self.path}{name}[].", self) for each in value]
 
 
@@ -138,7 +138,7 @@ def number(value: Any, name: str) -> float | None:
     except OverflowError:  # an integer beyond float64
         result = math.inf
     if not math.isfinite(result):
-        raise ValueError(f"has {shorten(value)} as its {name}; expected a finite number")
+        raise ValueError(f"has {format_value(value)} as its {name}; expected a finite number")
     return result
 
 
@@ -172,10 +172,10 @@ def total(value: Any, name: str) -> float | None:
     else:
         return number(value, name)
     given = [part for part in parts if part is not None]
-    return add(given) if given and len(given) == len(parts) else None
+    return add_rewards(given) if given and len(given) == len(parts) else None
 
 
-def add(parts: Sequence[float]) -> float:
+def add_rewards(parts: Sequence[float]) -> float:
     """Return the sum of a reward's parts; infinity if it is beyond float64."""
     try:
         return math.fsum(parts)
@@ -201,7 +201,9 @@ def boolean(value: Any, name: str) -> bool | None:
     try:
         found = number(value, name)
     except ValueError as error:
-        raise ValueError(f"has {shorten(value)} as its {name}; expected true or false") from error
+        raise ValueError(
+            f"has {format_value(value)} as its {name}; expected true or false"
+        ) from error
     return bool(found) if found in (0, 1) else None
 
 
@@ -220,9 +222,11 @@ def whole(value: Any, name: str) -> int | None:
         found = number(found, name)
     is_whole = isinstance(found, int | float) and not isinstance(found, bool) and found % 1 == 0
     if not is_whole or isinstance(value, str) and value.strip().lower() in BOOLEAN_TEXT:
-        raise ValueError(f"has the {name} {shorten(value)}; expected a whole number from 0")
+        raise ValueError(f"has the {name} {format_value(value)}; expected a whole number from 0")
     if not 0 <= found <= MOST:
-        raise ValueError(f"has the {name} {shorten(value)}; expected a number from 0, below 2**32")
+        raise ValueError(
+            f"has the {name} {format_value(value)}; expected a number from 0, below 2**32"
+        )
     return int(found)
 
 
@@ -260,7 +264,7 @@ def ids(value: Any, name: str) -> list[int]:
         numbers = [None]
     result = [each for each in numbers if each is not None]
     if len(result) < len(numbers):
-        raise ValueError(f"has {shorten(value)} as its {name}; expected token ids")
+        raise ValueError(f"has {format_value(value)} as its {name}; expected token ids")
     return result
 
 
@@ -285,7 +289,7 @@ def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fiel
                     yield fields, name, value
 
 
-def shorten(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value for an error message."""
     try:
         text = repr(value)

@@ -21,39 +21,48 @@ from typing import IO, Any, TypeVar
 
 T = TypeVar("T")
 
-ASIDE = ".{name}.writing-{pid}"
+TEMPORARY_NAME = ".{name}.writing-{pid}"
 # Leftovers of this module, and of model/hf.py: the folders that it writes, and those they replace.
 LEFT_OVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|saving|replaced)-(?P<pid>[1-9]\d*)", re.S)
 PAUSE = 1.0  # seconds between two attempts
 # Errors of writing only: no space, quota exceeded, file size limit, read-only disk.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 # Errors of opening any file when too many files are open; the input is not at fault.
-HANDLES = (errno.EMFILE, errno.ENFILE)
+OPEN_FILE_ERRORS = (errno.EMFILE, errno.ENFILE)
 # Errors of writing and reading that may pass, or end when permission is given.
-AWAY = (
+TRANSIENT_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
 )
 # Errors that do not pass: no folder, no locks, no links, a name that the file system refuses.
-LASTING = (
+PERMANENT_ERRORS = (
     *(errno.ENOENT, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK),
     *(errno.EINVAL, errno.ENOTEMPTY, errno.ENODEV, errno.ENXIO),
 )
 # Errors of the path on any disk, which commands report as unusable input.
-OF_A_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+PATH_ERRORS = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 # The errno in the text of exceptions that are not OSErrors: of TensorStore, and of libraries in
 # Rust (safetensors, tokenizers).
 OS_ERROR = re.compile(r"os_error_code='(\d+)'|os error (\d+)", re.IGNORECASE)
 # The errno in the text of shutil's OSErrors, which have no errno attribute.
 ERRNO = re.compile(r"\[Errno (\d+)\]")
 # Texts without a number: of array_record, and of pathlib before Python 3.13.
-TEXTS = {
-    **{os.strerror(n): n for n in (*FULL, *HANDLES, *AWAY, *LASTING, *OF_A_PATH)},
+ERRNO_OF_TEXT = {
+    **{
+        os.strerror(n): n
+        for n in (
+            *DISK_FULL_ERRORS,
+            *OPEN_FILE_ERRORS,
+            *TRANSIENT_ERRORS,
+            *PERMANENT_ERRORS,
+            *PATH_ERRORS,
+        )
+    },
     "Symlink loop": errno.ELOOP,
 }
 # Messages without an errno for a full disk: of tempfile, and of tensorflow_datasets before it
 # generates.
-NO_ROOM = ("No usable temporary directory", "Not enough disk space")
+DISK_FULL_TEXTS = ("No usable temporary directory", "Not enough disk space")
 
 
 @contextlib.contextmanager
@@ -83,7 +92,7 @@ def _replace(path: Path, data: memoryview) -> None:
         path.write_bytes(data)
         return
     path = path.resolve()  # a link that the user names stays a link
-    aside = path.with_name(ASIDE.format(name=path.name, pid=os.getpid()))
+    aside = path.with_name(TEMPORARY_NAME.format(name=path.name, pid=os.getpid()))
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over_of(path)
     try:
@@ -106,7 +115,7 @@ def _remove_left_over_of(path: Path) -> None:
 
     `remove_leftovers` is only for folders of ragen_jax, but a user's file can be in any folder.
     """
-    for entry in path.parent.glob(ASIDE.format(name=glob.escape(path.name), pid="[1-9]*")):
+    for entry in path.parent.glob(TEMPORARY_NAME.format(name=glob.escape(path.name), pid="[1-9]*")):
         found = LEFT_OVER.fullmatch(entry.name)
         if found and not _is_running(int(found["pid"])):
             with contextlib.suppress(OSError):
@@ -232,10 +241,10 @@ def with_retries(write: Callable[[], T], what: object) -> T:
         try:
             value = write()
         except Exception as error:
-            refused = _refused(error, what)
+            refused = _writing_error(error, what)
             if refused is error:
                 raise
-            may_pass = isinstance(refused, DiskRefused) and _cause(error) not in LASTING
+            may_pass = isinstance(refused, DiskRefused) and _cause(error) not in PERMANENT_ERRORS
             if not may_pass or time.monotonic() - begin >= _patience.seconds:
                 raise refused from error
             if not reported:
@@ -260,7 +269,7 @@ def writing(what: object) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        refused = _refused(error, what)
+        refused = _writing_error(error, what)
         if refused is error:
             raise
         raise refused from error
@@ -291,14 +300,14 @@ def disk_error_message(error: BaseException) -> str | None:
         if isinstance(each, DiskRefused):
             return str(each)
     cause = _cause(error)
-    if cause not in FULL + HANDLES:
+    if cause not in DISK_FULL_ERRORS + OPEN_FILE_ERRORS:
         return None
     path = error.filename if isinstance(error, OSError) else None
-    verb = "opened" if cause in HANDLES else "written"
+    verb = "opened" if cause in OPEN_FILE_ERRORS else "written"
     return f"{path or 'a file'} cannot be {verb} ({_words(cause)})"
 
 
-def _refused(error: Exception, what: object) -> Exception:
+def _writing_error(error: Exception, what: object) -> Exception:
     """Return the error to raise after writing `what` failed.
 
     It is a `DiskRefused` for errors of the disk, an OSError for errors of the path, and otherwise
@@ -307,16 +316,16 @@ def _refused(error: Exception, what: object) -> Exception:
     if any(isinstance(each, DiskRefused) for each in _chain(error)):
         return error
     cause = _cause(error)
-    if cause in OF_A_PATH and not (isinstance(error, OSError) and error.errno):
+    if cause in PATH_ERRORS and not (isinstance(error, OSError) and error.errno):
         return OSError(cause, os.strerror(cause), str(what))
-    if cause not in FULL + HANDLES + AWAY + LASTING:
+    if cause not in DISK_FULL_ERRORS + OPEN_FILE_ERRORS + TRANSIENT_ERRORS + PERMANENT_ERRORS:
         return error
     return DiskRefused(f"{what} cannot be written ({_words(cause)})")
 
 
 def _words(cause: int) -> str:
     """Return the text of an errno, with a remedy if it is not obvious."""
-    hint = "; raise the limit, ulimit -n" if cause in HANDLES else ""
+    hint = "; raise the limit, ulimit -n" if cause in OPEN_FILE_ERRORS else ""
     return os.strerror(cause) + hint
 
 
@@ -334,7 +343,7 @@ def _cause(error: BaseException) -> int:
     """
     for each in _chain(error):
         if _READING in getattr(each, "__notes__", ()):
-            return each.errno if isinstance(each, OSError) and each.errno in FULL else 0
+            return each.errno if isinstance(each, OSError) and each.errno in DISK_FULL_ERRORS else 0
         if found := _errno(each):
             return found
     return 0
@@ -342,7 +351,7 @@ def _cause(error: BaseException) -> int:
 
 def _errno(error: BaseException) -> int:
     text = str(error)
-    if any(words in text for words in NO_ROOM):
+    if any(words in text for words in DISK_FULL_TEXTS):
         return errno.ENOSPC
     if isinstance(error, OSError):
         found = ERRNO.search(text)
@@ -350,5 +359,5 @@ def _errno(error: BaseException) -> int:
     if found := OS_ERROR.search(text):
         return int(found[1] or found[2])
     if isinstance(error, RuntimeError):
-        return next((number for words, number in TEXTS.items() if words in text), 0)
+        return next((number for words, number in ERRNO_OF_TEXT.items() if words in text), 0)
     return 0

@@ -36,7 +36,7 @@ def enable_compilation_cache() -> None:
         # The programs in it are run, so other users must not be able to write there.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if found := exposure(folder):
-            console(_refused(folder, found))
+            console(_refusal_message(folder, found))
             return
         delete_oldest(folder, MOST)
     except OSError as error:
@@ -69,11 +69,11 @@ def refuse_shared_cache() -> None:
     except OSError as error:
         found = str(error)
     if found:
-        console(_refused(folder, found))
+        console(_refusal_message(folder, found))
         config.update("jax_enable_compilation_cache", False)
 
 
-def _refused(folder: str | Path, reason: str) -> str:
+def _refusal_message(folder: str | Path, reason: str) -> str:
     return f"warning: compiled programs in {folder} are neither loaded nor cached: {reason}"
 
 

@@ -170,9 +170,9 @@ def _redirect_logging(old: TextIO | None, new: TextIO) -> None:
 
 def take_failures() -> list[str]:
     """Return a sentence for each standard stream that has failed since the last call."""
-    taken = _failures[:]
-    del _failures[: len(taken)]
-    return taken
+    failures = _failures[:]
+    del _failures[: len(failures)]
+    return failures
 
 
 def show(text: str, *, error: bool = False) -> None:

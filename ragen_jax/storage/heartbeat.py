@@ -80,11 +80,11 @@ def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
       found: process -> (barriers passed, phase).
     """
     fewest = min(count for count, _ in found.values())
-    stuck = [process for process, (count, _) in found.items() if count == fewest]
-    place = found[stuck[0]][1]
-    if len(stuck) == len(found):
+    slowest = [process for process, (count, _) in found.items() if count == fewest]
+    place = found[slowest[0]][1]
+    if len(slowest) == len(found):
         return f'no process makes progress (last phase: "{place}")'
-    listed = ", ".join(map(str, stuck))
+    listed = ", ".join(map(str, slowest))
     return f'process {listed} is stuck in "{place}"; the others are waiting for it'
 
 
@@ -96,7 +96,7 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
     Args:
       workdir: folder of the run, which all processes see.
     """
-    folder, mine = workdir / FOLDER, f"{jax.process_index()}.json"
+    folder, own_file = workdir / FOLDER, f"{jax.process_index()}.json"
     files = [folder / f"{process}.json" for process in range(jax.process_count())]
 
     def watch() -> None:
@@ -106,9 +106,9 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
             # If the disk is full, retry at the next check; the run's other writes report it.
             with contextlib.suppress(OSError):
                 if written != now:
-                    aside = folder / f".{mine}"
+                    aside = folder / f".{own_file}"
                     aside.write_text(json.dumps(now))
-                    aside.replace(folder / mine)
+                    aside.replace(folder / own_file)
                     written = now
             found = {}
             for process, file in enumerate(files):
@@ -124,6 +124,6 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
             time.sleep(LOOK * limit)
 
     make_folder(folder)
-    earlier = folder / mine
+    earlier = folder / own_file
     with_retries(functools.partial(earlier.unlink, missing_ok=True), earlier)
     threading.Thread(target=watch, daemon=True).start()

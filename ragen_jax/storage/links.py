@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def refuse_links(folder: Path, *written: Path) -> None:
+def refuse_links(folder: Path, *paths: Path) -> None:
     """Refuse a run's folder if a write in it could change something outside of it.
 
     The causes are a link to anywhere outside the folder, and an entry that is neither a file nor a
@@ -13,13 +13,13 @@ def refuse_links(folder: Path, *written: Path) -> None:
 
     Args:
       folder: folder of a run; it may be absent.
-      written: paths below it that will be written; if none are given, every entry is checked.
+      paths: paths below it that will be written; if none are given, every entry is checked.
 
     Raises:
       ValueError: there is such an entry.
     """
     root = folder.resolve()
-    for path in written or _entries(folder):
+    for path in paths or _entries(folder):
         for entry in (path, *path.parents):
             if entry == folder or not entry.is_relative_to(folder):
                 break

@@ -25,7 +25,7 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     rows, damaged = _read(Path(path))
     for number, line in damaged:
         raise ValueError(
-            f"{path}: line {number} does not continue the rows above it ({_preview(line)}); "
+            f"{path}: line {number} does not continue the rows above it ({_shorten_line(line)}); "
             f"python -m ragen_jax.train --workdir={Path(path).parent} --repair resumes with "
             f"the intact lines and moves the others to {SET_ASIDE}"
         )
@@ -112,6 +112,6 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is in no row")
 
 
-def _preview(line: str) -> str:
+def _shorten_line(line: str) -> str:
     """Return the beginning of a line in printable form."""
     return repr(line if len(line) <= 40 else line[:40] + "...")

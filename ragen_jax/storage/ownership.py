@@ -41,7 +41,7 @@ def exposure(path: Path) -> str | None:
         links += 1
         if links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        found = _foreign(entry, entry.lstat(), trusted)
+        found = _describe_foreign_owner(entry, entry.lstat(), trusted)
         target = Path(os.readlink(entry))
         if target.is_absolute():
             at = Path("/")
@@ -58,10 +58,10 @@ def _fault(path: Path, trusted: set[int], *, last: bool) -> str | None:
             f"other users can write {path} (mode {mode:04o}); remove that permission (chmod "
             "go-w), or use another folder"
         )
-    return _foreign(path, status, trusted)
+    return _describe_foreign_owner(path, status, trusted)
 
 
-def _foreign(path: Path, status: os.stat_result, trusted: set[int]) -> str | None:
+def _describe_foreign_owner(path: Path, status: os.stat_result, trusted: set[int]) -> str | None:
     if status.st_uid in trusted:
         return None
     return f"{path} belongs to user {status.st_uid}, not to you ({os.geteuid()})"

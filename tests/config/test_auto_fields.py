@@ -9,7 +9,7 @@ from cli_commands import call
 
 from ragen_jax import train
 from ragen_jax.config import command_line
-from ragen_jax.config.auto_fields import fill_auto_fields, is_open
+from ragen_jax.config.auto_fields import fill_auto_fields, has_open_fields
 from ragen_jax.config.build import build_environment, build_meshes
 from ragen_jax.config.fields import field
 from ragen_jax.config.load import load_config
@@ -80,7 +80,7 @@ def test_the_model_of_every_preset_is_a_published_shape():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_file_has_the_preset(name, language_model):
     config = CONFIGS[name].get_config("llm")
-    assert is_open(config)
+    assert has_open_fields(config)
     config.model.path = str(language_model)
     config = load_config(config)
     build_meshes(config)
@@ -158,7 +158,7 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert train.train(config(1), tmp_path / "run") == 0
     held = read_run_config(tmp_path / "run")
     assert held.model.dtype == "float32" and held.optimizer.micro_batch == 4
-    assert held.mesh.data == -1 and not is_open(held)
+    assert held.mesh.data == -1 and not has_open_fields(held)
     assert train.train(config(2), tmp_path / "run") == 0
     assert "after step 1" in capsys.readouterr().out
     assert train.train(config(0), tmp_path / "run") == 0  # no steps left

@@ -6,7 +6,7 @@ import pytest
 
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.diagnostics.cross_scoring import (
-    Spoken,
+    ScoredReply,
     blocks,
     cross_score,
     cross_score_actions,
@@ -92,9 +92,11 @@ def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
     monkeypatch.setattr(cross_scoring, "score_block", scoring)
     if actions:
         # The end of a reasoning is its action; the last three say the same, but act less of it.
-        spoken = [Spoken(np.array(kinds[k]), 1, 2 if i < 5 else 1) for i, k in enumerate(which)]
+        spoken = [
+            ScoredReply(np.array(kinds[k]), 1, 2 if i < 5 else 1) for i, k in enumerate(which)
+        ]
         swaps = [(0, 2), (1, 2), (0, 2), (0, 1)]  # prompt, tokens of the action
-        swapped = [(n, Spoken(np.array(other), 0, most)) for n, most in swaps]
+        swapped = [(n, ScoredReply(np.array(other), 0, most)) for n, most in swaps]
         score, action, swap = cross_score_actions(*policy, prompts, spoken, swapped, micro_batch=8)
         groups, rows = [(0, 2), (1,), (3,), (4,), (5,), (6,), (7,)], 7
         assert np.array_equal(action[0], action[2]) and (action[0] != action[6]).all()
@@ -121,12 +123,12 @@ def test_actions_ride_along(policy):
     prompts = [prompts[0][:66] + prompt[66:] for prompt in prompts]  # read behind a common start
     actions[2] = []
     spoken = [
-        Spoken(np.array(z + (tag + a if a else [])), len(z), len(a))
+        ScoredReply(np.array(z + (tag + a if a else [])), len(z), len(a))
         for z, tag, a in zip(reasonings, tags, actions, strict=True)
     ]
     swaps = [(2, 0, 1), (0, 0, 3), (2, 4, 0), (2, 4, 1), (2, 1, 4)]  # prompt, action, reasoning
     swapped = [
-        (n, Spoken(np.array(reasonings[z] + tags[m] + actions[m]), 0, len(actions[m])))
+        (n, ScoredReply(np.array(reasonings[z] + tags[m] + actions[m]), 0, len(actions[m])))
         for n, m, z in swaps
     ]
     found = cross_score_actions(*policy, prompts, spoken, swapped, micro_batch=32)

@@ -107,7 +107,7 @@ def test_other_pages_respect_the_ceiling():
         for i, (key, rows) in enumerate(correlated().items())
     }
     found = {v.claim.split("`")[1]: v for v in correlations.verdicts(EXPERIMENTS["figures"], runs)}
-    assert found[MI_SEQ].verdict == ceiling.CANNOT and found[MI_SEQ].p is None
+    assert found[MI_SEQ].verdict == ceiling.CANNOT_BE_JUDGED and found[MI_SEQ].p is None
     assert "cannot" not in found[correlations.MI_ZSCORE].verdict
     top = math.log(32)
     runs = {
@@ -116,8 +116,8 @@ def test_other_pages_respect_the_ceiling():
         for name, cut in (("top-p 0.9", 0.0), ("top-p 1.0", 0.01), ("no filter", 0.02))
     }
     words = [v.verdict for v in treatments.verdicts(EXPERIMENTS["cures"], runs)]
-    assert words[1] == ceiling.CANNOT
-    assert organism.verdicts(EXPERIMENTS["organism"], runs)[1].verdict == ceiling.CANNOT
+    assert words[1] == ceiling.CANNOT_BE_JUDGED
+    assert organism.verdicts(EXPERIMENTS["organism"], runs)[1].verdict == ceiling.CANNOT_BE_JUDGED
     kept = tasks.markdown(EXPERIMENTS["tasks"], _task(top), "x.png")
     assert "3.47 -> 3.47 (ceiling)" in kept
     assert "2.00 -> 2.00 |" in tasks.markdown(EXPERIMENTS["tasks"], _task(2.0), "x.png")

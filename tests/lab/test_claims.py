@@ -16,7 +16,7 @@ from ragen_jax.lab import gains
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.pages import PAGES, figures
-from ragen_jax.lab.recorded import cut, write_runs
+from ragen_jax.lab.recorded import trim_rows, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -44,7 +44,7 @@ def test_the_verdicts_of_each_page():
 def test_the_page_says_what_was_run_and_what_not(tmp_path):
     for name, runs in (("detectors", probed()), ("mechanism", pulled(-0.02, -0.01, 0.9, 0.3))):
         plan = [Arm(*key, sokoban.get_config()) for key in runs]
-        shown = {key: cut(rows, figures(name)) for key, rows in runs.items()}
+        shown = {key: trim_rows(rows, figures(name)) for key, rows in runs.items()}
         write_runs(tmp_path / f"{name}.jsonl", plan, shown)
     text = write_claims(tmp_path)
     assert (tmp_path / "claims.md").read_text() == text

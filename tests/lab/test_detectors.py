@@ -21,7 +21,7 @@ from ragen_jax.lab.detectors import (
 )
 from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.pages import figures, write_page
-from ragen_jax.lab.recorded import cut, read_runs, write_runs
+from ragen_jax.lab.recorded import read_runs, trim_rows, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -144,7 +144,7 @@ def test_a_detector_of_noise_is_marked_as_such(kind):
     rng, runs = np.random.default_rng(2), many()
     control = detectors.controls(runs)
     seen = [judge(noise_figure(rng, kind, runs), MI) for _ in range(60)]
-    assert sum(detectors.beyond(x, control) != "**no**" for x in seen) <= 1
+    assert sum(detectors.compare_with_noise(x, control) != "**no**" for x in seen) <= 1
     # The control says how often noise is seen, and how early.
     low, middle, high = control[kind].spread("runs")
     assert low <= np.mean([x.runs for x in seen]) <= high
@@ -153,9 +153,9 @@ def test_a_detector_of_noise_is_marked_as_such(kind):
     low, _, high = control[kind].spread("lead")
     assert np.mean([low <= x <= high for x in leads]) > 0.85
     real = judge(runs, MI)
-    assert detectors.beyond(real, control) == "yes"
+    assert detectors.compare_with_noise(real, control) == "yes"
     turned = {k: [r | ({MI: 9 - r[MI]} if MI in r else {}) for r in v] for k, v in runs.items()}
-    assert detectors.beyond(judge(turned, MI), control) == "yes, in the other direction"
+    assert detectors.compare_with_noise(judge(turned, MI), control) == "yes, in the other direction"
 
 
 def test_the_control_counts_by_hand():
@@ -232,7 +232,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     write_runs(
         path.with_suffix(".jsonl"),
         plan,
-        {key: cut(rows_, figures("detectors")) for key, rows_ in runs.items()},
+        {key: trim_rows(rows_, figures("detectors")) for key, rows_ in runs.items()},
     )
     again = read_runs(path.with_suffix(".jsonl"), plan)
     assert write_page("detectors", path, "run detectors", EXPERIMENTS["detectors"], again) == text

@@ -10,7 +10,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
 from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, treatments
 from ragen_jax.lab.correlations import MI_ZSCORE, correlation
-from ragen_jax.lab.identical import classes, describe, distinct, is_unchanged, unchanged
+from ragen_jax.lab.identical import classes, count_unchanged, describe, distinct, is_unchanged
 from ragen_jax.lab.pages import write_page
 
 pytestmark = pytest.mark.fast
@@ -40,7 +40,7 @@ def test_classes_by_hand():
     assert list(distinct(RUNS)) == [keys[0] for keys in found]
     assert is_unchanged(RUNS, "b", "a") and not is_unchanged(RUNS, "c", "a")
     assert not is_unchanged(RUNS, "a", "a")
-    assert unchanged(RUNS, "c", "a") == (1, 2)
+    assert count_unchanged(RUNS, "c", "a") == (1, 2)
     assert describe(RUNS) == (
         "These arms have identical runs, which count once: "
         "`a` and `b` (seed 0); `a`, `b` and `c` (seed 1)."

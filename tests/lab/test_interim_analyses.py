@@ -7,7 +7,7 @@ import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.diagnostics.intervals import interval
-from ragen_jax.lab.interim_analyses import certain, confidence, looks, spending
+from ragen_jax.lab.interim_analyses import analysis_seed_counts, certain, confidence, spending
 from ragen_jax.lab.pages import PRIMARY
 
 pytestmark = pytest.mark.fast
@@ -15,9 +15,9 @@ MECHANISM = EXPERIMENTS["mechanism"]
 
 
 def test_after_how_many_seeds():
-    assert len(MECHANISM.seeds) == 5 and looks(MECHANISM) == [3, 4, 5]
-    assert looks(dataclasses.replace(MECHANISM, least_seeds=0)) == [5]
-    assert looks(dataclasses.replace(MECHANISM, least_seeds=9)) == [5]
+    assert len(MECHANISM.seeds) == 5 and analysis_seed_counts(MECHANISM) == [3, 4, 5]
+    assert analysis_seed_counts(dataclasses.replace(MECHANISM, least_seeds=0)) == [5]
+    assert analysis_seed_counts(dataclasses.replace(MECHANISM, least_seeds=9)) == [5]
     for name, experiment in EXPERIMENTS.items():  # a page that is looked at says at what
         assert bool(experiment.least_seeds) == (name in PRIMARY)
 
@@ -32,7 +32,7 @@ def test_the_looks_spend_five_percent_together():
 
 def decided(differences):
     """Whether an experiment and then its page decide: looks until it ends, one verdict."""
-    for count in looks(MECHANISM):
+    for count in analysis_seed_counts(MECHANISM):
         part = differences[:count].tolist()
         if certain(part, MECHANISM):
             break

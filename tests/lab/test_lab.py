@@ -24,11 +24,11 @@ from ragen_jax.diagnostics import intervals
 from ragen_jax.lab import arms as lab_arms
 from ragen_jax.lab import collapse, curves
 from ragen_jax.lab import model_organism as organism
-from ragen_jax.lab.arms import Arm, arms, dated, finished, run_arms, shortened
+from ragen_jax.lab.arms import Arm, arms, is_finished, run_arms, set_dates, shorten
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
-from ragen_jax.lab.recorded import cut, read_runs, write_runs
+from ragen_jax.lab.recorded import read_runs, trim_rows, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -228,22 +228,22 @@ def test_every_experiment_has_a_page():
 
 
 def test_a_quick_experiment_is_a_part_of_the_whole():
-    whole, quick = EXPERIMENTS["organism"], shortened(EXPERIMENTS["organism"])
+    whole, quick = EXPERIMENTS["organism"], shorten(EXPERIMENTS["organism"])
     assert set(quick.seeds) < set(whole.seeds) and set(quick.treatments) < set(whole.treatments)
     plan = arms(quick, organism_config.get_config())
     assert len(plan) == len(quick.seeds) * len(quick.treatments)
     assert {arm.config.steps for arm in plan} == {50} and whole.always["steps"] == 160
     assert quick.minutes == pytest.approx(whole.minutes * 50 / 160)
     with pytest.raises(ValueError, match="--quick: this experiment has no shorter form"):
-        shortened(EXPERIMENTS["collapse"])
+        shorten(EXPERIMENTS["collapse"])
 
 
 def test_what_is_finished_is_not_run_again(tmp_path):
-    assert not finished(tmp_path, 3)
+    assert not is_finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
-    assert not finished(tmp_path, 3)
+    assert not is_finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
-    assert finished(tmp_path, 3)
+    assert is_finished(tmp_path, 3)
 
 
 # ---- side by side -------------------------------------------------------------------------------
@@ -280,10 +280,12 @@ def test_arms_have_the_day_of_the_first_that_began(plan, tmp_path):
     """Also those that go on, or begin, on another day."""
 
     def days(day, among=plan):
-        return [a.config.model.date for a in dated(among, tmp_path, datetime.date(2026, 11, day))]
+        return [
+            a.config.model.date for a in set_dates(among, tmp_path, datetime.date(2026, 11, day))
+        ]
 
     assert days(24) == ["2026-11-24"] * 5
-    for arm in dated(plan[:2], tmp_path, datetime.date(2026, 11, 25)):
+    for arm in set_dates(plan[:2], tmp_path, datetime.date(2026, 11, 25)):
         (tmp_path / arm.folder).mkdir()
         (tmp_path / arm.folder / "config.json").write_text(json.dumps(arm.config.to_dict()))
     assert days(26) == ["2026-11-25"] * 5 and days(26, plan[2:]) == ["2026-11-26"] * 3
@@ -474,7 +476,7 @@ def test_the_page_of_the_organism(tmp_path):
     write_runs(
         path.with_suffix(".jsonl"),
         plan,
-        {key: cut(rows_, figures("organism")) for key, rows_ in runs.items()},
+        {key: trim_rows(rows_, figures("organism")) for key, rows_ in runs.items()},
     )
     again = read_runs(path.with_suffix(".jsonl"), plan)
     assert write_page("organism", path, "run organism", EXPERIMENTS["organism"], again) == text

@@ -9,7 +9,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import mechanism
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.lab.interim_analyses import certain, looks
+from ragen_jax.lab.interim_analyses import analysis_seed_counts, certain
 from ragen_jax.lab.mechanism import ALL, LOWER, UPPER
 from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.pages import write_page
@@ -122,7 +122,7 @@ def test_the_page_after_the_looks_errs_as_rarely_as_it_says():
     rng, experiment, decided = np.random.default_rng(0), EXPERIMENTS["mechanism"], []
     for _ in range(500):
         runs = noisy(rng)
-        for count in looks(experiment):
+        for count in analysis_seed_counts(experiment):
             seeds = experiment.seeds[:count]
             part = {key: rows for key, rows in runs.items() if key[2] in seeds}
             if certain(mechanism.primary(part), experiment):

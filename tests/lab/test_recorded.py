@@ -7,7 +7,7 @@ import pytest
 from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.lab.arms import Arm
-from ragen_jax.lab.recorded import cut, not_default, read_runs, write_runs
+from ragen_jax.lab.recorded import changed_fields, read_runs, trim_rows, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -28,7 +28,7 @@ def plan(seeds=(2**31 + 5, 1), **changes):
 def test_runs_come_back_for_the_same_config_alone(tmp_path):
     path, arms = tmp_path / "cures.jsonl", plan()
     assert read_runs(path) == read_runs(path, arms) == {}
-    shown = cut(ROWS, ("eval/success", "probe/mi_seq"))  # what the page needs
+    shown = trim_rows(ROWS, ("eval/success", "probe/mi_seq"))  # what the page needs
     assert shown == [{"step": 0, "eval/success": 0.3333333}, {"step": 1, "probe/mi_seq": 2.1}]
     runs = {arm.key: shown for arm in arms}
     write_runs(path, arms, runs)
@@ -42,7 +42,7 @@ def test_runs_come_back_for_the_same_config_alone(tmp_path):
 
 
 def test_what_is_not_default():
-    assert not_default(organism_config.get_config())["warmstart.styles.template"] == 0.5
+    assert changed_fields(organism_config.get_config())["warmstart.styles.template"] == 0.5
     (arm,) = plan(seeds=(0,), entropy_coef=0.25)
-    assert not_default(arm.config)["algorithm.entropy_coef"] == 0.25
-    assert "algorithm.name" not in not_default(arm.config)
+    assert changed_fields(arm.config)["algorithm.entropy_coef"] == 0.25
+    assert "algorithm.name" not in changed_fields(arm.config)

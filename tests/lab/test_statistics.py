@@ -11,7 +11,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import gains
-from ragen_jax.lab.curves import SUCCESS, judged, judged_within
+from ragen_jax.lab.curves import SUCCESS, judge_difference, judge_equivalence
 from ragen_jax.lab.gains import SPREAD, VARIANCE
 from ragen_jax.lab.statistics import holm, judge_count, p_value, p_within, permutation_test
 
@@ -37,8 +37,8 @@ def test_p_values_agree_with_the_verdicts():
     for scale in (0.01, 0.03, 0.1):
         for _ in range(300):
             found = interval(rng.normal(rng.choice([0, 0.05, 0.2]), scale, 3).tolist())
-            assert (p_value(*found, 2) < 0.05) == (judged(*found) != "undecided")
-            word = judged_within(*found, 0.1)
+            assert (p_value(*found, 2) < 0.05) == (judge_difference(*found) != "undecided")
+            word = judge_equivalence(*found, 0.1)
             words.add(word)
             assert (p_within(*found, 2, 0.1) < 0.05) == (word != "undecided")
     assert words == {"reproduced", "reversed", "undecided"}

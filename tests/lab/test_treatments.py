@@ -106,7 +106,7 @@ def test_a_page_of_idle_noise_helps_nobody_after_holm():
         }
         outcome = treatments.outcomes(runs)
         alone.append(sum(word != "no" for word in outcome.values()))
-        together.append(any(p < 0.05 for p in treatments.corrected(runs, outcome).values()))
+        together.append(any(p < 0.05 for p in treatments.correct_p_values(runs, outcome).values()))
     assert 0.3 < np.mean(alone) < 2 and np.mean(together) <= 0.1
 
 

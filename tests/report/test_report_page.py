@@ -14,7 +14,7 @@ from ragen_jax.configs import base
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.matrices import StoredMatrix
-from ragen_jax.report.page import in_script, write_page, write_report
+from ragen_jax.report.page import encode_for_script, write_page, write_report
 from ragen_jax.run.log import write_scores
 from ragen_jax.score.episodes import ScoredStep
 from ragen_jax.score.page import contents
@@ -330,7 +330,7 @@ def episode_of_one_turn():
 
 
 def test_no_tag_can_begin_in_the_data():
-    text = in_script(["</script><!--<script>", "&", "\u2028", "\ud800", "\x00"])
+    text = encode_for_script(["</script><!--<script>", "&", "\u2028", "\ud800", "\x00"])
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == ["</script><!--<script>", "&", "\u2028", "\ud800", "\x00"]
 

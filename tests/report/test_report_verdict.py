@@ -62,7 +62,7 @@ def test_rows_of_before_the_margin_are_said_to_be_unwatched(tmp_path):
 def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path, seed):
     rising = {"collapse/first_turn/h_cond": (60, 3.0, 20), "reasoning/grounded_rate": (70, 0.4, 9)}
     found = verdict(write_run(tmp_path / "run", changes=MI | rising, success=(0.4, 0.4), seed=seed))
-    assert found.moves[0].what == "information" and found.moves[0].way == "fell"
+    assert found.moves[0].what == "information" and found.moves[0].direction == "fell"
     assert found.causes[0][0].name == "template"
     assert 30 < found.causes[0][1] < 50 and 30 < found.alarm[0][0] < 50
     assert found.alarm[-1][1] == 100  # and stays
@@ -195,7 +195,7 @@ def test_each_environment_is_judged_by_itself(tmp_path):
     one, other = (judge(run, label, {}) for label in run.labels)
     assert not one.trouble and other.trouble and other.causes[0][0].name == "template"
     assert (one.alarm, other.alarm) == ([], verdict(ill).alarm)
-    html = page.page([page.read_contents(whole)])
+    html = page.render_page([page.read_contents(whole)])
     assert "<h3>sokoban</h3>" in html and "<h3>countdown</h3>" in html
     data = html.split('id="data">')[1].split("</script>")[0]
     (shown,) = json.loads(data)["runs"]

@@ -1,4 +1,4 @@
-"""folder.py: a run whose folder is renamed ends with one line, and writes nothing at the old
+"""folder.py: a run whose folder is renamed ends in one line, and nothing is written at the old
 path."""
 
 import re
@@ -16,19 +16,19 @@ from ragen_jax.storage.metrics_reader import read_metrics
 def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
     path = tmp_path / "run"
     with open_folder(path) as folder:
-        assert folder.here() == path and folder.removal_message() is None
+        assert folder.require_path() == path and folder.explain_absence() is None
         path.rename(tmp_path / "other")
         with pytest.raises(FolderGone, match=re.escape(f"{path} was renamed to {tmp_path}/other")):
-            folder.here()
-        path.mkdir()  # a different folder
+            folder.require_path()
+        path.mkdir()  # another one
         assert folder.whereabouts() == tmp_path / "other"
         path.rmdir()
-        path.symlink_to("other")  # as after moving a run to another disk
-        assert folder.here() == path
+        path.symlink_to("other")  # as who moves a run to another disk does
+        assert folder.require_path() == path
         path.unlink()
         (tmp_path / "other").rmdir()
         with pytest.raises(FolderGone, match="was removed or renamed while its run was active"):
-            folder.here()
+            folder.require_path()
 
 
 @pytest.mark.fast
@@ -37,11 +37,11 @@ def test_only_what_a_save_left_at_the_old_path_is_removed(tmp_path):
     with open_folder(path) as folder:
         (path / "checkpoints").mkdir()
         folder.remove_stray_checkpoint()
-        assert (path / "checkpoints").exists()  # the run's current folder
+        assert (path / "checkpoints").exists()  # the folder of the run itself
         path.rename(tmp_path / "other")
         folder.remove_stray_checkpoint()
         (path / "checkpoints" / "6").mkdir(parents=True)
-        (path / "notes.txt").touch()  # a user's file
+        (path / "notes.txt").touch()  # somebody's
         folder.remove_stray_checkpoint()
         assert (path / "checkpoints" / "6").exists()
         (path / "notes.txt").unlink()

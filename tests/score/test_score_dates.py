@@ -18,13 +18,13 @@ LINE = "the chat template writes the date: prompts are rendered with today's, 20
 def prompts(monkeypatch):
     """The prompts that the command reads, as token ids."""
     found = []
-    read = encode.Encoder.prompt
+    read = encode.Encoder.encode_prompt
 
     def prompt(self, *given):
         found.append(read(self, *given))
         return found[-1]
 
-    monkeypatch.setattr(encode.Encoder, "prompt", prompt)
+    monkeypatch.setattr(encode.Encoder, "encode_prompt", prompt)
     return found
 
 

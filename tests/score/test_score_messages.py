@@ -44,7 +44,7 @@ def calling(tokenizer):
 
 
 def scored(tokenizer, path, records):
-    """(texts [(prompt, reply)] of each row, `Read`, its `Encoder`, the warnings)."""
+    """(texts [(prompt, reply)] of each row, `FileContents`, its `Encoder`, the warnings)."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     read, encoder = read_files([str(path)]), Encoder(tokenizer, len(tokenizer))
     spoken, broken = encode_rows(read.rows, encoder)
@@ -52,7 +52,7 @@ def scored(tokenizer, path, records):
     steps, _ = make_steps(read.rows, spoken)
     texts = [
         [
-            (tokenizer.decode(said.given), tokenizer.decode(said.turn.sampled))
+            (tokenizer.decode(said.prompt_ids), tokenizer.decode(said.turn.sampled))
             for said in spoken[row.place]
         ]
         for row in read.rows
@@ -239,4 +239,4 @@ def test_a_call_alone_is_what_the_template_writes_of_it(tokenizer, tmp_path, cha
     record = {"prompt": [ASKED], "completion": [called(None), RESULT, LAST]}
     (turns,), _, encoder, _ = scored(other, tmp_path / "a.jsonl", [record])
     assert turns[0][1] == expected
-    assert encoder.left_out["tool calls of a reply"] == (not expected)
+    assert encoder.missing_parts["tool calls of a reply"] == (not expected)

@@ -37,10 +37,10 @@ def text(tokenizer, ids):
     ],
 )
 def test_prompts_of_any_kind_are_the_same_ids(encoder, tokenizer, prompt, kind):
-    said = encoder.reply(ParsedReply(prompt, SAID))
+    said = encoder.encode_reply(ParsedReply(prompt, SAID))
     assert text(tokenizer, said.turn.prompt) == PROMPT + "<think>"
     assert text(tokenizer, said.turn.sampled) == SAID
-    assert list(encoder.kinds) == [kind]
+    assert list(encoder.prompt_kinds) == [kind]
 
 
 def test_a_conversation_without_control_tokens_is_restored(encoder, tokenizer):
@@ -48,12 +48,12 @@ def test_a_conversation_without_control_tokens_is_restored(encoder, tokenizer):
     roles = ("system", "user", "assistant", "user")
     shown = zip(roles, ("be brief", "a", "b", "c"), strict=True)
     whole = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in shown)
-    assert text(tokenizer, encoder.prompt(bare)) == whole + "<|im_start|>assistant\n"
+    assert text(tokenizer, encoder.encode_prompt(bare)) == whole + "<|im_start|>assistant\n"
 
 
 def test_other_text_stays_as_it_is(encoder, tokenizer):
-    assert text(tokenizer, encoder.prompt("What is 2 + 2?")) == "What is 2 + 2?"
-    assert list(encoder.kinds) == ["text"]
+    assert text(tokenizer, encoder.encode_prompt("What is 2 + 2?")) == "What is 2 + 2?"
+    assert list(encoder.prompt_kinds) == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_other_text_stays_as_it_is(encoder, tokenizer):
     ],
 )
 def test_reasoning_and_answer(tokenizer, tags, said, thought, answer):
-    turn = Encoder(tokenizer, len(tokenizer), **tags).reply(ParsedReply(PROMPT, said)).turn
+    turn = Encoder(tokenizer, len(tokenizer), **tags).encode_reply(ParsedReply(PROMPT, said)).turn
     assert text(tokenizer, turn.sampled[slice(*turn.reasoning)]) == thought
     assert text(tokenizer, turn.sampled[slice(*turn.answer)]) == answer
     assert turn.actions == ((answer,) if answer else ())
@@ -81,15 +81,15 @@ def test_reasoning_and_answer(tokenizer, tags, said, thought, answer):
 def test_an_answer_of_ours_ends_the_reply(encoder, tokenizer):
     said = "a</think><answer>Up</answer>!"
     ids = tokenizer(said, add_special_tokens=False)["input_ids"]
-    assert encoder.reply(ParsedReply([1], ids)).turn.answer[1] > 0
-    assert encoder.reply(ParsedReply([1], ids, whole=True)).turn.answer == (0, 0)
+    assert encoder.encode_reply(ParsedReply([1], ids)).turn.answer[1] > 0
+    assert encoder.encode_reply(ParsedReply([1], ids, whole=True)).turn.answer == (0, 0)
 
 
 def test_a_reasoning_that_the_server_split_off(encoder, tokenizer):
     message = {"role": "assistant", "reasoning_content": "a", "content": "<answer>Up</answer>"}
     record = {"prompt": [{"role": "user", "content": "_P#"}], "completion": [message]}
     row, _ = read_row(record | {"example_id": 4, "reward": 1}, "x:1")
-    turn = encoder.reply(row.replies[0]).turn
+    turn = encoder.encode_reply(row.replies[0]).turn
     assert text(tokenizer, turn.prompt) == PROMPT + "<think>"
     assert text(tokenizer, turn.sampled) == "a</think><answer>Up</answer>"
     assert row.group == "4" and row.reward == 1
@@ -142,7 +142,7 @@ def test_steps_and_groups(encoder, tmp_path):
     assert not broken and [step.number for step in steps] == [2, 4, 9]
     shape = [[(e.group, e.member) for e in step.episodes] for step in steps]
     assert shape == [[(0, 0), (1, 0), (2, 0)], [(0, 0), (0, 1), (1, 0)], [(0, 0)]]
-    assert surprises.parted == [f"{second}:3"]  # of group 2, but another prompt
+    assert surprises.split_groups == [f"{second}:3"]  # of group 2, but another prompt
     assert np.isnan(steps[0].reward_E).all() and not steps[0].success
 
 
@@ -244,14 +244,14 @@ def test_a_template_that_raises_leaves_out_its_row(tokenizer, tmp_path, monkeypa
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, ROW | {"prompt": "bad"})))
     encoder = Encoder(tokenizer, len(tokenizer))
-    prompt = encoder.prompt
+    prompt = encoder.encode_prompt
 
     def refuse(given, tools=()):
         if given == "bad":
             raise KeyError("\ud800")
         return prompt(given, tools)
 
-    monkeypatch.setattr(encoder, "prompt", refuse)
+    monkeypatch.setattr(encoder, "encode_prompt", refuse)
     spoken, (left_out,) = encode_rows(read_files([str(path)]).rows, encoder)
     assert list(spoken) == [f"{path}:1"] and left_out.place == f"{path}:2"
     assert left_out.reason == "cannot be read: KeyError: '\\ud800'"

@@ -18,7 +18,7 @@ from typing import Any
 
 OUT_OF_MEMORY = 77  # exit code, the same as in the parent
 ROW_BYTES = 256  # bytes of an empty row as a Python object
-PAGE = resource.getpagesize()
+PAGE_BYTES = resource.getpagesize()
 
 
 class Refused(Exception):
@@ -34,7 +34,7 @@ def say(**line: Any) -> None:
 def limit(memory: int, seconds: int) -> None:
     """Limit the additional memory (bytes) and processor time (seconds) of this process."""
     with contextlib.suppress(ValueError, OSError):  # the system may not support this limit
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
     end = int(time.process_time()) + seconds + 1
     with contextlib.suppress(ValueError, OSError):
@@ -200,17 +200,22 @@ def conversations() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | N
         },
     }
     system = [{"role": "system", "content": "SYSTEM_TEXT"}]
-    asked = [
+    first_turn = [
         {"role": "user", "content": "FIRST_USER"},
         {"role": "assistant", "content": "FIRST_REPLY"},
     ]
-    again = [{"role": "user", "content": "SECOND_USER"}]
+    next_question = [{"role": "user", "content": "SECOND_USER"}]
     seen = [{"type": "text", "text": "SECOND_USER"}, {"type": "image"}]
     long = [{"role": ("user", "assistant")[i % 2], "content": PROSE} for i in range(TURNS + 1)]
     found = [
-        *([*system, *asked, *again], [*asked, *again], again, [*system, *again]),
-        [*asked, {"role": "user", "content": seen}],
-        [*asked, {"role": "tool", "content": "RESULT"}],
+        *(
+            [*system, *first_turn, *next_question],
+            [*first_turn, *next_question],
+            next_question,
+            [*system, *next_question],
+        ),
+        [*first_turn, {"role": "user", "content": seen}],
+        [*first_turn, {"role": "tool", "content": "RESULT"}],
         [{"role": "user", "content": PROSE * 40}],
         *(long, [*system, *long]),
     ]
