@@ -44,20 +44,20 @@ from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.storage.trackers import TRACKERS
 
-EVERY = 10**6  # maximum number of steps between two events
+MAX_INTERVAL = 10**6  # maximum number of steps between two events
 # Number of training seeds: problems have seeds from seed * 2**32, below datasets.IMITATION_SEEDS.
 SEEDS = 2**29
 # Number of evaluation seeds: problems have seeds from datasets.EVALUATION_SEEDS + seed * 2**32,
 # below 2**63.
 EVAL_SEEDS = 2**30
-TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
-MOST_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
+MAX_TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
+MAX_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
 def environment_name(default: str) -> str:
     """Accept a name of envs.ENVS, or MODULE:CLASS."""
-    what = f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment"
-    return Field(default, what, is_environment_name, ()).declare()
+    expectation = f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment"
+    return Field(default, expectation, is_environment_name, ()).declare()
 
 
 def day(default: str, *read: ReadWhen) -> str:
@@ -72,50 +72,50 @@ def day(default: str, *read: ReadWhen) -> str:
 
 # Conditions under which a run reads a field.
 
-TIMED = ReadWhen(("env.time_limit",), bool)
+WITH_TIME_LIMIT = ReadWhen(("env.time_limit",), bool)
 TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
 NOT_TINY = ReadWhen(("model.path",), lambda path: path != "tiny")
-SEEING = ReadWhen(("warmstart.tower_layers",), bool)
+WITH_VISION = ReadWhen(("warmstart.tower_layers",), bool)
 LORA = ReadWhen(("model.lora.rank",), lambda rank: rank > 0)
 NOT_LORA = ReadWhen(("model.lora.rank",), lambda rank: rank == 0)
 CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
-OF_TOKENS = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
+TOKEN_LEVEL = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
 BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
 SECOND_CLIP = ReadWhen(
     ("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].second_clip
 )
 KL = ReadWhen(("algorithm.kl_coef",), bool)
 ENTROPY = ReadWhen(("algorithm.entropy_coef",), bool)
-KL_STEERED = ReadWhen(("algorithm.kl_target",), bool)
+KL_TARGET = ReadWhen(("algorithm.kl_target",), bool)
 MISMATCH = ReadWhen(("algorithm.mismatch_cap",), bool)
-NORMALIZED = ReadWhen(("reward.normalize",), lambda name: name != "identity")
-AS_PLACED = ReadWhen(("reward.normalize",), lambda name: name == "identity")
-FILTERED = ReadWhen(("filter.strategy",), lambda name: name != "none")
-MASS = ReadWhen(("filter.strategy",), lambda name: name == "top_p")
-PART_OF_MASS = ReadWhen(
+NORMALIZATION = ReadWhen(("reward.normalize",), lambda name: name != "identity")
+NO_NORMALIZATION = ReadWhen(("reward.normalize",), lambda name: name == "identity")
+FILTER = ReadWhen(("filter.strategy",), lambda name: name != "none")
+TOP_P = ReadWhen(("filter.strategy",), lambda name: name == "top_p")
+PARTIAL_TOP_P = ReadWhen(
     ("filter.value", "regimes.action"), lambda value, action: value < 1 or action == "tighten"
 )
 LINEAR = ReadWhen(("filter.mode",), lambda mode: mode == "linear")
-DROPPED = ReadWhen(
+SELECTION = ReadWhen(
     ("filter.strategy", "filter.top_members", "filter.bottom_members"),
     lambda name, top, bottom: name != "none" or top + bottom > 0,
 )
 WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
 POOL = ReadWhen(("env.pool",), bool)
 EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
-DIAGNOSED = ReadWhen(("diagnose.every",), bool)
-PROBED = ReadWhen(("diagnose.probe_every",), bool)
-SCORED = ReadWhen(
+DIAGNOSIS = ReadWhen(("diagnose.every",), bool)
+PROBE = ReadWhen(("diagnose.probe_every",), bool)
+SCORING = ReadWhen(
     ("diagnose.every", "diagnose.probe_every"), lambda every, probe: every + probe > 0
 )
 GRADIENTS = ReadWhen(("diagnose.gradients_every",), bool)
 NO_EDGES = ReadWhen(("diagnose.gradients_edges",), lambda edges: len(edges) == 0)
-EVALUATED = ReadWhen(("eval.every",), bool)
+EVALUATION = ReadWhen(("eval.every",), bool)
 HELD_OUT = ReadWhen(
     ("eval.every", "diagnose.probe_every", "diagnose.gradients_every", "diagnose.gradients_groups"),
     lambda every, probe, gradients, groups: every > 0 or probe > 0 or gradients > 0 and groups > 0,
 )
-TIGHTENED = ReadWhen(("regimes.action",), lambda action: action == "tighten")
+TIGHTENING = ReadWhen(("regimes.action",), lambda action: action == "tighten")
 
 
 def _rule(name: str) -> ReadWhen:
@@ -162,7 +162,7 @@ class Env(Section):
     # turns that "window" shows, including the current turn
     window: int = whole(3, 1, 1000, WINDOW)
     # maximum tokens of a prompt and its reply; old turns are dropped; 0: no limit
-    max_context: int = whole(0, 0, 2 * TOKENS)
+    max_context: int = whole(0, 0, 2 * MAX_TOKENS)
     # number of training problems, which are repeated; 0: new problems every step
     pool: int = whole(0, 0, 10**6)
     # "full": rules, format, budgets; "terse": only the observation
@@ -174,7 +174,7 @@ class Env(Section):
     format_penalty: float = number(-0.1, -(10**6), 0)
     time_limit: float = number(0.0, 0, 10**5)  # seconds per environment step; 0: no limit
     # number of environment steps that run in parallel if time_limit is set
-    workers: int = whole(16, 1, 1024, TIMED)
+    workers: int = whole(16, 1, 1024, WITH_TIME_LIMIT)
     # Maximum fraction of a step's episodes whose environment may fail (raise, hang or
     # return invalid values). Failed episodes are excluded from training; if more fail,
     # the run stops.
@@ -196,7 +196,7 @@ class Rollout(Section):
     groups: int = whole(8, 1, 2**14)  # G: groups (prompts) per step of env
     group_size: int = whole(16, 1, 2**14)  # K: episodes per group
     temperature: float = above(1.0, 0, 100)  # temperature of sampling and of the loss
-    max_new_tokens: int = whole(400, 1, TOKENS)  # maximum tokens per reply
+    max_new_tokens: int = whole(400, 1, MAX_TOKENS)  # maximum tokens per reply
     compact: bool = flag(True)  # remove finished episodes from the decoding batch
     # Number of episodes decoded concurrently, in training and evaluation, which is also
     # the number of rows of the KV cache; a free slot takes the next episode. 0: all
@@ -206,13 +206,13 @@ class Rollout(Section):
     # Tokens decoded between checks for finished replies, whose episodes then continue
     # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
     # (at least 24); without slots, all episodes wait for the turn's longest reply.
-    chunk: int = whole(0, 0, TOKENS)
+    chunk: int = whole(0, 0, MAX_TOKENS)
     # 1: play the next step's episodes during this step's updates, with the policy
     # before the updates. From the second step on, episodes are one step old;
     # algorithm.mismatch_cap corrects for it. Needs a single device or
     # sampling_mesh.devices. 0: rollouts and updates alternate.
     ahead: int = whole(0, 0, 1)
-    save_every: int = whole(10, 0, EVERY)  # steps between files in rollouts/; 0: none
+    save_every: int = whole(10, 0, MAX_INTERVAL)  # steps between files in rollouts/; 0: none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,24 +234,24 @@ class Filter(Section):
     # top_p | top_k | top_k_abs | min_p | quarter | none
     strategy: str = one_of("top_p", filter.STRATEGIES)
     # parameter of the strategy; top_p: fraction of the variance mass kept
-    value: float = number(0.9, 0, 10**6, FILTERED)
+    value: float = number(0.9, 0, 10**6, FILTER)
     # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
     # entropy | entropy_variance | length
     metric: str = one_of("reward_variance", filter.METRICS)
     # mass of top_p: "linear" (paper) or "softmax" (released scripts)
-    mode: str = one_of("linear", filter.MODES, MASS, PART_OF_MASS)
+    mode: str = one_of("linear", filter.MODES, TOP_P, PARTIAL_TOP_P)
     # scores to keep; "smallest": for diagnosis
-    keep: str = one_of("largest", filter.KEEP, FILTERED)
-    include_zero: bool = flag(False, FILTERED)  # whether groups without variance can be kept
+    keep: str = one_of("largest", filter.KEEP, FILTER)
+    include_zero: bool = flag(False, FILTER)  # whether groups without variance can be kept
     # tolerance of the linear threshold
-    eps: float = number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR)
+    eps: float = number(0.01, 0, 10**9, TOP_P, PARTIAL_TOP_P, LINEAR)
     # Multiply the loss by the fraction of groups kept ("linear") or its square root
     # ("sqrt"), or only the advantages by the fraction ("advantage", the released
     # code), or "none". A loss summed over rows (algorithm.aggregation
     # seq-mean-token-sum-norm) is already linear.
-    loss_scale: str = one_of("linear", filter.LOSS_SCALES, DROPPED)
+    loss_scale: str = one_of("linear", filter.LOSS_SCALES, SELECTION)
     # Keep the same number of groups, but drawn at random (control experiment).
-    at_random: bool = flag(False, FILTERED)
+    at_random: bool = flag(False, FILTER)
     # Episodes kept per kept group: the best top_members and the worst
     # bottom_members; 0 and 0: all.
     top_members: int = whole(0, 0, 2**14)
@@ -264,14 +264,14 @@ class Reward(Section):
 
     # Length of the range below max_new_tokens, in tokens, over which a penalty rises
     # from 0 to 1; 0: no penalty.
-    overlong_buffer: int = whole(0, 0, TOKENS)
+    overlong_buffer: int = whole(0, 0, MAX_TOKENS)
     # Normalisation of returns for the algorithm; filters and logs use the undiscounted
     # return. identity | mean | mean_std | asymmetric_clip
     normalize: str = one_of("identity", rewards.METHODS)
     # set to normalise over: state (the group) | environment | batch
-    grouping: str = one_of("state", rewards.GROUPINGS, NORMALIZED)
+    grouping: str = one_of("state", rewards.GROUPINGS, NORMALIZATION)
     # placement of unnormalised rewards: token | turn | episode
-    level: str = one_of("turn", rewards.PLACEMENTS, OF_TOKENS, AS_PLACED)
+    level: str = one_of("turn", rewards.PLACEMENTS, TOKEN_LEVEL, NO_NORMALIZATION)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Algorithm(Section):
     # reinforce_plus_plus_baseline
     name: str = one_of("grpo", algorithms.ALGORITHMS)
     # ppo, reinforce_plus_plus: discount per sampled token
-    gamma: float = above(1.0, 0, 1, OF_TOKENS)
+    gamma: float = above(1.0, 0, 1, TOKEN_LEVEL)
     lam: float = number(1.0, 0, 1, CRITIC)  # ppo: lambda of GAE
     bi_level: bool = flag(False, CRITIC)  # ppo: GAE over turns, then over tokens within each turn
     turn_gamma: float = above(1.0, 0, 1, CRITIC, BI_LEVEL)  # discount per turn of bi_level
@@ -308,7 +308,7 @@ class Algorithm(Section):
     # KL in nats per token to which kl_coef adapts; 0: fixed
     kl_target: float = number(0.0, 0, 1000, KL)
     # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
-    kl_gain: float = number(0.1, 0, 4, KL, KL_STEERED)
+    kl_gain: float = number(0.1, 0, 4, KL, KL_TARGET)
     entropy_coef: float = number(0.001, 0, 1000)  # coefficient of the exact entropy bonus
     # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
     # lower_groups (the half of the groups with the larger or smaller filter score)
@@ -335,7 +335,7 @@ class Critic(Section):
     learning_rate: float = above(1e-5, 0, 1, CRITIC)
     # largest change of a value per update, in units of reward
     clip: float = above(0.5, 0, 10**6, CRITIC)
-    warmup_steps: int = whole(0, 0, EVERY, CRITIC)  # iterations that train only the critic
+    warmup_steps: int = whole(0, 0, MAX_INTERVAL, CRITIC)  # iterations that train only the critic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,8 +346,8 @@ class Optimizer(Section):
     # constant | linear, cosine: decay to 0 over the run
     schedule: str = one_of("constant", schedules.SCHEDULES)
     warmup_updates: int = whole(0, 0, 10**9)  # updates of linear warm-up from 0
-    b1: float = number(0.9, 0, MOST_DECAY)
-    b2: float = number(0.999, 0, MOST_DECAY)
+    b1: float = number(0.9, 0, MAX_DECAY)
+    b2: float = number(0.999, 0, MAX_DECAY)
     eps: float = number(1e-8, 1e-20, 1)  # must be above 0 in float32
     weight_decay: float = number(0.01, 0, 10)
     max_grad_norm: float = above(1.0, 0, 10**9)  # maximum global norm of the gradient
@@ -360,28 +360,28 @@ class Optimizer(Section):
 class Diagnose(Section):
     """Collapse diagnostics."""
 
-    every: int = whole(1, 0, EVERY)  # steps between collapse diagnostics; 0: never
+    every: int = whole(1, 0, MAX_INTERVAL)  # steps between collapse diagnostics; 0: never
     # Steps between flow/ metrics, on steps that `every` selects; 0: never. If prompts
     # show earlier replies, these steps also compute collapse/trajectory_stripped,
     # which doubles the cost of the trajectory scope.
-    flow_every: int = whole(5, 0, EVERY, DIAGNOSED)
+    flow_every: int = whole(5, 0, MAX_INTERVAL, DIAGNOSIS)
     # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
     # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
-    scores_every: int = whole(10, 0, EVERY, DIAGNOSED)
+    scores_every: int = whole(10, 0, MAX_INTERVAL, DIAGNOSIS)
     # maximum number of first turns to score, each under the first prompts of all groups
-    first_turn_samples: int = whole(64, 1, 4096, DIAGNOSED)
-    trajectory_samples: int = whole(64, 1, 4096, DIAGNOSED)  # episodes with a random turn to score
-    micro_batch: int = whole(64, 1, 2**16, SCORED)  # (prompt, reasoning) pairs per device call
+    first_turn_samples: int = whole(64, 1, 4096, DIAGNOSIS)
+    trajectory_samples: int = whole(64, 1, 4096, DIAGNOSIS)  # episodes with a random turn to score
+    micro_batch: int = whole(64, 1, 2**16, SCORING)  # (prompt, reasoning) pairs per device call
     # Steps between probe/ metrics, from first turns on a fixed set of held-out
     # problems with fixed noise; the first probe is before any update. 0: never.
-    probe_every: int = whole(0, 0, EVERY)
-    probe_problems: int = whole(32, 2, 4096, PROBED)  # at most eval.episodes
-    probe_samples: int = whole(4, 1, 1024, PROBED)  # replies per problem
+    probe_every: int = whole(0, 0, MAX_INTERVAL)
+    probe_problems: int = whole(32, 2, 4096, PROBE)  # at most eval.episodes
+    probe_samples: int = whole(4, 1, 1024, PROBE)  # replies per problem
     # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
     # the reasoning, by blocked attention, gradients and exchanged reasoning.
-    probe_mediation: bool = flag(False, PROBED)
+    probe_mediation: bool = flag(False, PROBE)
     # steps between gradients by reward variance; 0: never
-    gradients_every: int = whole(0, 0, EVERY)
+    gradients_every: int = whole(0, 0, MAX_INTERVAL)
     # held-out groups to use; 0: the step's groups
     gradients_groups: int = whole(96, 0, 10**5, GRADIENTS)
     # buckets of equal size; groups without variance are separate
@@ -395,13 +395,13 @@ class Eval(Section):
     """Evaluation on held-out problems."""
 
     # steps between evaluations; the first is before any update; 0: none
-    every: int = whole(20, 0, EVERY)
+    every: int = whole(20, 0, MAX_INTERVAL)
     # number of held-out problems, the same every time
     episodes: int = whole(512, 1, 10**5, HELD_OUT)
-    temperature: float = above(0.5, 0, 100, EVALUATED)
-    top_k: int = whole(0, 0, 10**6, EVALUATED)  # 0: all tokens
-    top_p: float = above(1.0, 0, 1, EVALUATED)  # 1: all tokens
-    min_p: float = number(0.0, 0, MOST_DECAY, EVALUATED)  # 0: all tokens
+    temperature: float = above(0.5, 0, 100, EVALUATION)
+    top_k: int = whole(0, 0, 10**6, EVALUATION)  # 0: all tokens
+    top_p: float = above(1.0, 0, 1, EVALUATION)  # 1: all tokens
+    min_p: float = number(0.0, 0, MAX_DECAY, EVALUATION)  # 0: all tokens
     # seed of the held-out set and of its sampling noise
     seed: int = whole(0, 0, EVAL_SEEDS - 1, HELD_OUT)
 
@@ -411,20 +411,20 @@ class VarianceRule(Section):
     """The groups' mean reward variance has collapsed."""
 
     action: str = one_of("stop", ("stop", "warn", "off"))
-    patience: int = whole(5, 1, EVERY, _rule("variance"))  # iterations in a row
+    patience: int = whole(5, 1, MAX_INTERVAL, _rule("variance"))  # iterations in a row
     # threshold, as a fraction of the mean over the first iterations
     ratio: float = above(0.1, 0, 1, _rule("variance"))
-    baseline: int = whole(10, 1, EVERY, _rule("variance"))  # number of first iterations
+    baseline: int = whole(10, 1, MAX_INTERVAL, _rule("variance"))  # number of first iterations
 
 
 @dataclasses.dataclass(frozen=True)
 class SuccessRule(Section):
     """Held-out success stays low."""
 
-    action: str = one_of("stop", ("stop", "warn", "off"), EVALUATED)
+    action: str = one_of("stop", ("stop", "warn", "off"), EVALUATION)
     # evaluations in a row, not counting the evaluation before any update
-    patience: int = whole(5, 1, EVERY, EVALUATED, _rule("success"))
-    least: float = above(0.01, 0, 1, EVALUATED, _rule("success"))  # threshold of success
+    patience: int = whole(5, 1, MAX_INTERVAL, EVALUATION, _rule("success"))
+    least: float = above(0.01, 0, 1, EVALUATION, _rule("success"))  # threshold of success
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,7 +432,7 @@ class EmptyRule(Section):
     """The filter keeps nothing."""
 
     action: str = one_of("stop", ("stop", "warn", "off"))
-    patience: int = whole(5, 1, EVERY, _rule("empty"))  # iterations in a row
+    patience: int = whole(5, 1, MAX_INTERVAL, _rule("empty"))  # iterations in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -440,7 +440,7 @@ class NonfiniteRule(Section):
     """An update was skipped: its loss or gradient was not finite."""
 
     action: str = one_of("stop", ("stop", "warn", "off"))
-    patience: int = whole(3, 1, EVERY, _rule("nonfinite"))  # iterations in a row
+    patience: int = whole(3, 1, MAX_INTERVAL, _rule("nonfinite"))  # iterations in a row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -457,9 +457,9 @@ class Stopping(Section):
 class Tighten(Section):
     """Steps of the action "tighten"."""
 
-    every: int = whole(3, 1, EVERY, TIGHTENED)  # steps between two changes during an alarm
-    factor: float = above(0.95, 0, 1, TIGHTENED)  # factor applied to filter.value at each change
-    least: float = above(0.8, 0, 1, TIGHTENED)  # smallest fraction of filter.value
+    every: int = whole(3, 1, MAX_INTERVAL, TIGHTENING)  # steps between two changes during an alarm
+    factor: float = above(0.95, 0, 1, TIGHTENING)  # factor applied to filter.value at each change
+    least: float = above(0.8, 0, 1, TIGHTENING)  # smallest fraction of filter.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -471,7 +471,7 @@ class Regimes(Section):
     # minimum number of values in a metric's level, its mean over an early part of the run
     baseline: int = whole(5, 2, 100)
     # information below this fraction of its level is an alarm
-    mi: float = above(0.63, 0, 1, DIAGNOSED)
+    mi: float = above(0.63, 0, 1, DIAGNOSIS)
     tighten: Tighten = Tighten()
 
 
@@ -481,7 +481,7 @@ class Report(Section):
 
     # Steps between updates of report.html, written by a separate process; 0: only at
     # the end of the run.
-    every: int = whole(50, 0, EVERY)
+    every: int = whole(50, 0, MAX_INTERVAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -489,8 +489,8 @@ class Checkpoint(Section):
     """What is saved, and how long a failing disk is waited for."""
 
     # steps between checkpoints; 0: only the last step, always saved
-    every: int = whole(20, 0, EVERY)
-    keep: int = whole(2, 1, EVERY)  # number of newest checkpoints to keep
+    every: int = whole(20, 0, MAX_INTERVAL)
+    keep: int = whole(2, 1, MAX_INTERVAL)  # number of newest checkpoints to keep
     disk_retry_seconds: float = number(600.0, 0, 10**6)  # maximum wait for a failing disk; 0: none
     export: bool = flag(True)  # write the trained model in Hugging Face format at the end
 
@@ -538,7 +538,7 @@ class Warmstart(Section):
     kv_heads: int = whole(1, 1, 64, TINY)
     mlp_width: int = whole(256, 1, 2**14, TINY)
     tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
-    tower_width: int = whole(64, 16, 4096, TINY, SEEING)
+    tower_width: int = whole(64, 16, 4096, TINY, WITH_VISION)
     rooms: int = whole(8192, 1, 2**17, TINY)  # number of solved problems to imitate
     plan_moves: int = whole(4, 0, 1000, TINY)  # moves of the solver's plan in the reasoning
     # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
@@ -548,11 +548,11 @@ class Warmstart(Section):
     options: Mapping[str, Any] = section(dict(), TINY)
     batch: int = whole(64, 1, 2**14, TINY)  # replies per update
     learning_rate: float = above(3e-3, 0, 1, TINY)
-    check_every: int = whole(50, 1, EVERY, TINY)  # updates between checks of success
+    check_every: int = whole(50, 1, MAX_INTERVAL, TINY)  # updates between checks of success
     check_episodes: int = whole(256, 1, 10**5, TINY)  # problems per check, at temperature 1
     success: float = number(0.35, 0, 1, TINY)  # success rate at which imitation stops; 0 to 1
     # maximum updates; an error if success is not reached by then
-    max_updates: int = whole(6000, 1, EVERY, TINY)
+    max_updates: int = whole(6000, 1, MAX_INTERVAL, TINY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -562,7 +562,7 @@ class Config(Section):
     seed: int = whole(0, 0, SEEDS - 1)  # random seed of the run; int >= 0
     # number of steps, each with a rollout and optimizer.minibatches updates; the number of updates
     # must be below 2**31
-    steps: int = whole(200, 0, EVERY)
+    steps: int = whole(200, 0, MAX_INTERVAL)
     model: Model = Model()
     env: Env = Env()
     # Further environments in the same run, as in configs/mixture.py:

@@ -26,11 +26,13 @@ from ragen_jax.configs import countdown, frozen_lake, presets, recipes, sokoban
 
 def get_config(preset: str = "tiny") -> ConfigDict:
     """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
-    model, names = presets.split(preset)
+    model, names = presets.split_preset(preset)
     config = sokoban.get_config(model)
     for other in (frozen_lake, countdown):
-        its = other.get_config(model)
-        config.also[its.env.name] = ConfigDict(dict(groups=its.rollout.groups, env=its.env))
+        other_config = other.get_config(model)
+        config.also[other_config.env.name] = ConfigDict(
+            dict(groups=other_config.rollout.groups, env=other_config.env)
+        )
     if model == "tiny":
         config.also.countdown.groups = 8  # a Countdown episode is a single reply
         config.rollout.max_new_tokens = 40  # longest reply of the three environments

@@ -20,20 +20,20 @@ LLMS = {
 }
 
 # Vision-language models, for environments that render images.
-SEEING = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
-DRAWN = ("sokoban", "frozen_lake")
+VISION_LLMS = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
+DRAWING_ENVIRONMENTS = ("sokoban", "frozen_lake")
 TINY_VL = "tiny-vl"  # the tiny agent with a vision tower
 
 PRESETS = ("tiny", "llm", *LLMS)  # presets of every environment
-DRAWING = (TINY_VL, *SEEING)  # presets of environments that render images
+VISION_PRESETS = (TINY_VL, *VISION_LLMS)  # presets of environments that render images
 
-# Placement on devices (docs/preflight.md). WHOLE: parameters are replicated and rows are split.
-# SPLIT: parameters are split over all devices for training and replicated for sampling.
-WHOLE = {
+# Placement on devices (docs/preflight.md). REPLICATED: parameters are replicated, rows are split.
+# SHARDED: parameters are split over all devices for training and replicated for sampling.
+REPLICATED = {
     **{"mesh.data": -1, "mesh.fsdp": 1},
     **{"sampling_mesh.data": 0, "sampling_mesh.fsdp": 0, "sampling_mesh.tensor": 0},
 }
-SPLIT = {
+SHARDED = {
     **{"mesh.data": 1, "mesh.fsdp": -1},
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
@@ -41,30 +41,31 @@ SPLIT = {
 # Preset llm is for any Qwen2.5, Qwen3 or Llama-3 model in model.path. It leaves fields open that
 # depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them in unless
 # the command line sets them.
-OPEN = {
+OPEN_FIELDS = {
     "model.path": str,  # no default
     "model.dtype": str,  # float32 on CPU (bfloat16 is slower there), otherwise bfloat16
-    "optimizer.micro_batch": int,  # ROWS per device, at most the rows of a minibatch
-    "model.remat": bool,  # this and the following fields: see SIZES
-    **dict.fromkeys(WHOLE, int),
+    "optimizer.micro_batch": int,  # ROWS_PER_DEVICE, at most the rows of a minibatch
+    "model.remat": bool,  # this and the following fields: see SIZE_FIELDS
+    **dict.fromkeys(REPLICATED, int),
 }
-SIZES = {  # maximum number of parameters -> fields
-    10**8: {"model.remat": False, **WHOLE},
-    5 * 10**8: {"model.remat": True, **WHOLE},
-    math.inf: {"model.remat": True, **SPLIT},
+SIZE_FIELDS = {  # maximum number of parameters -> fields
+    10**8: {"model.remat": False, **REPLICATED},
+    5 * 10**8: {"model.remat": True, **REPLICATED},
+    math.inf: {"model.remat": True, **SHARDED},
 }
-ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # maximum number of parameters -> rows per device
+# Maximum number of parameters -> rows per device.
+ROWS_PER_DEVICE = {10**8: 4, 5 * 10**8: 4, math.inf: 1}
 
 
-def split(preset: str) -> tuple[str, list[str]]:
+def split_preset(preset: str) -> tuple[str, list[str]]:
     """Split a preset: "tiny+ppo+no_filter" -> (model "tiny", recipes ["ppo", "no_filter"])."""
     model, *names = preset.split("+")
     return model, names
 
 
-def accepted(environment: str) -> tuple[str, ...]:
+def list_models(environment: str) -> tuple[str, ...]:
     """Return the models for which an environment's config has a preset."""
-    return (*PRESETS, *(DRAWING if environment in DRAWN else ()))
+    return (*PRESETS, *(VISION_PRESETS if environment in DRAWING_ENVIRONMENTS else ()))
 
 
 def apply(config: ConfigDict, model: str) -> None:
@@ -73,11 +74,11 @@ def apply(config: ConfigDict, model: str) -> None:
     Raises:
       ValueError: the environment has no preset for the model.
     """
-    listed = accepted(config.env.name)
-    if model not in listed:
+    models = list_models(config.env.name)
+    if model not in models:
         name = config.env.name
         raise ValueError(
-            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(listed)}"
+            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(models)}"
         )
     if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"
@@ -95,20 +96,20 @@ def apply(config: ConfigDict, model: str) -> None:
         config.checkpoint.every = 25
         config.steps = 250
     elif model == "llm":
-        for name, kind in OPEN.items():
+        for name, kind in OPEN_FIELDS.items():
             config.update_from_flattened_dict({name: placeholder(kind)})
     else:
-        config.model.path = (LLMS | SEEING)[model]
+        config.model.path = (LLMS | VISION_LLMS)[model]
         config.model.dtype = "bfloat16"
         config.model.remat = True
-        config.update_from_flattened_dict(SPLIT)
+        config.update_from_flattened_dict(SHARDED)
         config.optimizer.micro_batch = (
             16  # for 16 devices; must be a multiple of the number of devices
         )
     if model == TINY_VL:
         config.warmstart.tower_layers = 2
         config.env.options.tile = 8  # pixels; one token of the tower
-    if model in DRAWING:
+    if model in VISION_PRESETS:
         config.env.options.observation = "image"
 
 
@@ -147,7 +148,7 @@ def build_config(
     Raises:
       ValueError: an unknown model or recipe.
     """
-    model, names = split(preset)
+    model, names = split_preset(preset)
     if model == "tiny" and tiny is None:
         raise ValueError(
             f"configs/{env['name']}.py has no preset 'tiny': there is nothing to imitate"

@@ -226,9 +226,12 @@ def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
 def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     """Real arms of a few replies, each in a separate process."""
     whole = EXPERIMENTS["organism"]
-    always = whole.always | {"steps": 2, "eval.every": 1, "diagnose.probe_every": 1}
+    common_fields = whole.common_fields | {"steps": 2, "eval.every": 1, "diagnose.probe_every": 1}
     small = dataclasses.replace(
-        whole, seeds=(0,), treatments={"top-p 0.9": TOP_P, "no filter": NONE}, always=always
+        whole,
+        seeds=(0,),
+        treatments={"top-p 0.9": TOP_P, "no filter": NONE},
+        common_fields=common_fields,
     )
     monkeypatch.setitem(EXPERIMENTS, "organism", small)
     words = ["run", "organism", f"--workdir={tmp_path / 'runs'}", f"--report={tmp_path / 'docs'}"]

@@ -3,11 +3,11 @@
 An arm is a setting, a treatment and a seed. Settings and treatments are config fields with values.
 """
 
-from ragen_jax.configs.experiments.claims import ON_TINY, OTHERWISE
+from ragen_jax.configs.experiments.claims import OTHER_CLAIMS, TINY_EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Experiment
-from ragen_jax.configs.experiments.organism import ON_ORGANISM
-from ragen_jax.configs.experiments.tasks import ON_TASKS
+from ragen_jax.configs.experiments.organism import ORGANISM_EXPERIMENTS
+from ragen_jax.configs.experiments.tasks import TASK_EXPERIMENTS
 
-__all__ = ["EXPERIMENTS", "OTHERWISE", "Experiment"]
+__all__ = ["EXPERIMENTS", "OTHER_CLAIMS", "Experiment"]
 
-EXPERIMENTS = {**ON_TINY, **ON_ORGANISM, **ON_TASKS}
+EXPERIMENTS = {**TINY_EXPERIMENTS, **ORGANISM_EXPERIMENTS, **TASK_EXPERIMENTS}

@@ -3,10 +3,10 @@
 import dataclasses
 
 from ragen_jax.configs.experiments.experiment import (
+    FEWER_FILES,
     NONE,
-    SPARING,
     TOP_P,
-    WATCHING,
+    WARN_ONLY,
     Claim,
     Experiment,
     Fields,
@@ -16,12 +16,12 @@ from ragen_jax.configs.recipes import RECIPES
 # Enough steps for the tiny agent to learn; diagnostics every five steps.
 LEARNING: Fields = {
     **{"steps": 100, "eval.every": 20, "eval.episodes": 512, "diagnose.every": 5},
-    **SPARING,
-    **WATCHING,
+    **FEWER_FILES,
+    **WARN_ONLY,
 }
 SEEDS = (40, 41, 42)
-FILTERED = {"top-p 0.9": TOP_P, "no filter": NONE}
-SHORTER = tuple(
+FILTERS = {"top-p 0.9": TOP_P, "no filter": NONE}
+LENGTH_CLAIMS = tuple(
     Claim(
         "project page: replies get shorter",
         name,
@@ -29,7 +29,7 @@ SHORTER = tuple(
         sign=-1,
         since_start=True,
     )
-    for name in FILTERED
+    for name in FILTERS
 )
 
 
@@ -39,7 +39,7 @@ def recipes(*names: str) -> Fields:
     return {field: value for field, value in fields.items() if not callable(value)}
 
 
-ON_TINY = {
+TINY_EXPERIMENTS = {
     # RAGEN-2, sections 4 and 5.
     "collapse": Experiment(
         question="Does strong regularisation or a large learning rate make reasoning independent "
@@ -57,7 +57,13 @@ ON_TINY = {
         },
         treatments={"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=(0, 1, 2),
-        always={"steps": 60, "eval.every": 10, "eval.episodes": 512, **SPARING, **WATCHING},
+        common_fields={
+            "steps": 60,
+            "eval.every": 10,
+            "eval.episodes": 512,
+            **FEWER_FILES,
+            **WARN_ONLY,
+        },
         doubt="Runs of an agent whose actions do not follow its reasoning, or runs in which MI "
         "falls below half while success holds (experiment `organism` has such runs).",
         minutes=1.8,
@@ -72,9 +78,9 @@ ON_TINY = {
             "GRPO": recipes("grpo"),
             "Dr.GRPO": recipes("dr_grpo"),
         },
-        treatments=FILTERED,
+        treatments=FILTERS,
         seeds=SEEDS,
-        always=LEARNING,
+        common_fields=LEARNING,
         doubt="More seeds, if an interval that now includes 0 then excluded it; or a language "
         "model, whose groups lack variance far more often than the groups of an agent that was "
         "warm-started to solve a third of its rooms.",
@@ -87,7 +93,7 @@ ON_TINY = {
                 sign=0,
                 settings=("Dr.GRPO",),
             ),
-            *SHORTER,
+            *LENGTH_CLAIMS,
         ),
     ),
     "groups": Experiment(
@@ -98,9 +104,9 @@ ON_TINY = {
             f"{groups} x {members}": {"rollout.groups": groups, "rollout.group_size": members}
             for groups, members in ((64, 2), (32, 4), (16, 8), (8, 16))
         },
-        treatments=FILTERED,
+        treatments=FILTERS,
         seeds=SEEDS,
-        always=LEARNING,
+        common_fields=LEARNING,
         doubt="The same experiment with more seeds, or with fewer and larger groups than 128 "
         "episodes per step allow.",
         minutes=2.5,
@@ -119,7 +125,7 @@ ON_TINY = {
             for q in (1, 2, 3, 4)
         },
         seeds=SEEDS,
-        always=LEARNING,
+        common_fields=LEARNING,
         doubt="More than 16 groups per step, so that the lowest quarter has groups without any "
         "variance.",
         minutes=2.0,
@@ -140,7 +146,7 @@ ON_TINY = {
             "no filter": NONE,
         },
         seeds=SEEDS,
-        always=LEARNING,
+        common_fields=LEARNING,
         doubt="The same experiment with other fractions of prompts and episodes.",
         minutes=2.0,
         claims=(
@@ -157,10 +163,10 @@ ON_TINY = {
         settings={
             f"slip {slip}": {"env.options.slip": slip} for slip in (0.0, 0.1, 0.2, 0.5, 0.8, 1.0)
         },
-        treatments=FILTERED,
+        treatments=FILTERS,
         seeds=SEEDS,
         # All arms start from one agent, trained at the default slip: at slip 1.0 it cannot learn.
-        always=LEARNING | {"warmstart.options": {"slip": 0.02}},
+        common_fields=LEARNING | {"warmstart.options": {"slip": 0.02}},
         doubt="An environment in which an episode that fails by chance costs more than a "
         "successful episode earns.",
         minutes=2.0,
@@ -176,7 +182,7 @@ ON_TINY = {
                 sign=0,
                 settings=("slip 0.8", "slip 1.0"),
             ),
-            *SHORTER,
+            *LENGTH_CLAIMS,
         ),
     ),
     "sweeps": Experiment(
@@ -193,7 +199,7 @@ ON_TINY = {
             "top-p 0.9": TOP_P,
         },
         seeds=SEEDS,
-        always=LEARNING,
+        common_fields=LEARNING,
         doubt="Longer runs: a treatment that costs little in 100 steps may cost a lot in 1,000.",
         minutes=2.0,
         claims=(
@@ -208,18 +214,21 @@ ON_TINY = {
 }
 
 # The same experiments in a second environment, which `slips` uses already.
-ON_TINY |= {
+TINY_EXPERIMENTS |= {
     f"{name}_frozen_lake": dataclasses.replace(
-        ON_TINY[name],
-        question=f"In FrozenLake: {ON_TINY[name].question[0].lower()}{ON_TINY[name].question[1:]}",
+        TINY_EXPERIMENTS[name],
+        question=(
+            f"In FrozenLake: {TINY_EXPERIMENTS[name].question[0].lower()}"
+            f"{TINY_EXPERIMENTS[name].question[1:]}"
+        ),
         config="frozen_lake:tiny",
-        runs=ON_TINY[name].runs and f"{ON_TINY[name].runs}_frozen_lake",
+        runs=TINY_EXPERIMENTS[name].runs and f"{TINY_EXPERIMENTS[name].runs}_frozen_lake",
     )
     for name in ("groups", "quarters", "members")
 }
 
 # Claims of RAGEN-2 that these experiments do not judge: (source, claim, verdict, reason).
-OTHERWISE = (
+OTHER_CLAIMS = (
     (
         "figure 3",
         "the norm of the task gradient grows with reward variance, that of the regularisers does "

@@ -15,7 +15,7 @@ class Experiment:
     settings: dict[str, Fields]
     treatments: dict[str, Fields]  # the last treatment is the reference
     seeds: tuple[int, ...]
-    always: Fields  # fields of every arm
+    common_fields: Fields  # fields of every arm
     doubt: str  # results that would change the conclusions; last section of the page
     minutes: float  # measured duration of a single arm on one core
     quick: "Quick | None" = None
@@ -45,14 +45,14 @@ class Quick:
 
     treatments: tuple[str, ...]
     seeds: tuple[int, ...]
-    always: Fields
+    common_fields: Fields
 
 
 TOP_P = {"filter.strategy": "top_p", "filter.value": 0.9}
 NONE = {"filter.strategy": "none"}
 # Fewer checkpoints and stored episodes, in all experiments.
-SPARING = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
+FEWER_FILES = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
 # Collapsed runs continue, because the experiments study them.
-WATCHING = {
+WARN_ONLY = {
     f"stopping.{rule}.action": "warn" for rule in ("variance", "success", "empty", "nonfinite")
 }

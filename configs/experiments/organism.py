@@ -4,10 +4,10 @@ mechanism."""
 import dataclasses
 
 from ragen_jax.configs.experiments.experiment import (
+    FEWER_FILES,
     NONE,
-    SPARING,
     TOP_P,
-    WATCHING,
+    WARN_ONLY,
     Experiment,
     Fields,
     Quick,
@@ -64,21 +64,21 @@ CURES: dict[str, Fields] = {
 }
 ORGANISM = {"steps": 160, "eval.every": 20, "diagnose.probe_mediation": True}
 ORGANISM_QUICK = {"steps": 50, "eval.episodes": 128}
-OF_CURES = {"steps": 48, "eval.every": 16, **SPARING, **WATCHING}
+CURE_FIELDS = {"steps": 48, "eval.every": 16, **FEWER_FILES, **WARN_ONLY}
 # Different from the seeds with which the setting was chosen.
 SEEDS, CURE_SEEDS = (10, 11, 12, 13, 14), (20, 21, 22)
 # The two best treatments of `cures`, and half the bonus on all groups.
-BEST_OF_OURS = {
+BEST_OURS = {
     **{name: OURS[name] for name in ("fading bonus on the upper half", "bonus on the upper half")},
     "bonus 0.025": NONE | {"algorithm.entropy_coef": 0.025},
 }
 CURES_QUICK = Quick(
     treatments=("top-p 0.9", "KL 0.1", "no filter"),
     seeds=CURE_SEEDS,
-    always={"steps": 24, "eval.every": 12, "eval.episodes": 128},
+    common_fields={"steps": 24, "eval.every": 12, "eval.episodes": 128},
 )
 
-ON_ORGANISM = {
+ORGANISM_EXPERIMENTS = {
     "organism": Experiment(
         question="An agent has learned two reasoning styles, of which one depends on its input. "
         "Does it lose that style while its replies stay valid and its success holds? Does "
@@ -92,7 +92,7 @@ ON_ORGANISM = {
             "no filter": NONE,
         },
         seeds=SEEDS,
-        always=ORGANISM | SPARING | WATCHING,
+        common_fields=ORGANISM | FEWER_FILES | WARN_ONLY,
         doubt="A longer sentence, other openings or another fraction of templates, if filtering "
         "then slowed the loss; a language model that has learned both styles; or an environment "
         "(FrozenLake is available) in which reward variance says more about a prompt. The result "
@@ -102,7 +102,7 @@ ON_ORGANISM = {
         quick=Quick(
             treatments=("top-p 0.9", "no filter"),
             seeds=SEEDS[:3],
-            always=ORGANISM_QUICK,
+            common_fields=ORGANISM_QUICK,
         ),
     ),
     "detectors": Experiment(
@@ -112,12 +112,14 @@ ON_ORGANISM = {
         settings={"entropy 0.05": {}, "entropy 0": {"algorithm.entropy_coef": 0.0}},
         treatments={"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=SEEDS[:3],
-        always=ORGANISM | SPARING | WATCHING,
+        common_fields=ORGANISM | FEWER_FILES | WARN_ONLY,
         doubt="Another model organism, whose templates reveal something about the input, or whose "
         "actions ignore the grounded text: a metric that distinguishes the two styles here may "
         "fail there.",
         minutes=8.0,
-        quick=Quick(treatments=("top-p 0.9", "no filter"), seeds=SEEDS[:3], always=ORGANISM_QUICK),
+        quick=Quick(
+            treatments=("top-p 0.9", "no filter"), seeds=SEEDS[:3], common_fields=ORGANISM_QUICK
+        ),
         runs="organism",
     ),
     "cures": Experiment(
@@ -127,7 +129,7 @@ ON_ORGANISM = {
         settings={"entropy 0.05": {}},
         treatments=CURES,
         seeds=CURE_SEEDS,
-        always=OF_CURES,
+        common_fields=CURE_FIELDS,
         doubt="A treatment that helps here but not on fresh seeds or in the second environment; or "
         "a treatment whose replies keep their information in a form that no reader can use (column "
         "`neither style`). Dr.GRPO does not divide advantages by the group's standard deviation, "
@@ -143,9 +145,9 @@ ON_ORGANISM = {
         "fresh seeds? Do they keep more information than the paper's filter does?",
         config="organism:sokoban",
         settings={"entropy 0.05": {}},
-        treatments=BEST_OF_OURS | {"top-p 0.9": TOP_P, "no filter": NONE},
+        treatments=BEST_OURS | {"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=(50, 51, 52, 53, 54),
-        always=OF_CURES,
+        common_fields=CURE_FIELDS,
         doubt="Half the bonus on all groups keeps as much information as the full bonus on the "
         "upper half: the size of the bonus matters, not the groups that receive it. Groups without "
         "any variance, which do not occur here, might distinguish the two. So might longer runs, "
@@ -160,7 +162,7 @@ ON_ORGANISM = {
         settings={"entropy 0.05": {}},
         treatments=CURES,
         seeds=CURE_SEEDS,
-        always=OF_CURES,
+        common_fields=CURE_FIELDS,
         doubt="Runs of agents that start differently: here all have learned from the same "
         "demonstrations, and 48 steps change success by only 0.1 to 0.2. Other treatments: without "
         "our own treatments, some of which keep information at a cost in success, the correlation "
@@ -185,7 +187,7 @@ ON_ORGANISM = {
             },
         },
         seeds=(30, 31, 32, 33, 34),
-        always={"steps": 48, "eval.every": 16, **SPARING, **WATCHING},
+        common_fields={"steps": 48, "eval.every": 16, **FEWER_FILES, **WARN_ONLY},
         doubt="Gradients of advantages that are divided by the group's standard deviation (here "
         "they are deviations from its mean), or gradients after Adam's scaling, if they pulled in "
         "the other direction.",
@@ -194,7 +196,7 @@ ON_ORGANISM = {
         quick=Quick(
             treatments=("bonus on the upper half", "bonus on the lower half", "bonus on all"),
             seeds=(30, 31),
-            always={
+            common_fields={
                 **{"steps": 24, "eval.every": 12, "eval.episodes": 128},
                 "diagnose.gradients_groups": 16,
             },
@@ -202,8 +204,8 @@ ON_ORGANISM = {
     ),
 }
 
-ON_ORGANISM["ours_frozen_lake"] = dataclasses.replace(
-    ON_ORGANISM["ours"],
+ORGANISM_EXPERIMENTS["ours_frozen_lake"] = dataclasses.replace(
+    ORGANISM_EXPERIMENTS["ours"],
     question="Do our two best treatments also help in FrozenLake, with settings that were chosen "
     "in Sokoban?",
     config="organism:frozen_lake",

@@ -1,6 +1,6 @@
 """The experiment on tasks of reasoning-gym: in which does reasoning lose the question?"""
 
-from ragen_jax.configs.experiments.experiment import NONE, SPARING, WATCHING, Experiment
+from ragen_jax.configs.experiments.experiment import FEWER_FILES, NONE, WARN_ONLY, Experiment
 
 # Task -> level of its curriculum (0: the task's defaults). In tokens of the tiny agent, questions
 # have at most 140 and demonstrations at most 60; each task has enough different held-out questions.
@@ -23,7 +23,7 @@ TASKS = {
     ),
 }
 
-ON_TASKS = {
+TASK_EXPERIMENTS = {
     "tasks": Experiment(
         question="In which tasks of reasoning-gym does an agent's reasoning become independent of "
         "the question, with and without an entropy bonus? What kinds of groups do the tasks have?",
@@ -37,15 +37,15 @@ ON_TASKS = {
         },
         treatments={"bonus 0.05": NONE | {"algorithm.entropy_coef": 0.05}, "no bonus": NONE},
         seeds=(60,),
-        always={
+        common_fields={
             **{"steps": 40, "eval.every": 20, "eval.episodes": 256},
             **{"rollout.groups": 16, "rollout.max_new_tokens": 64},
             **{"optimizer.learning_rate": 2e-4, "optimizer.schedule": "constant"},
             **{"diagnose.every": 5, "diagnose.flow_every": 0, "diagnose.probe_every": 5},
             # The same number of imitation steps for all tasks, at any success.
             **{"warmstart.rooms": 4096, "warmstart.success": 0.0, "warmstart.check_every": 300},
-            **SPARING,
-            **WATCHING,
+            **FEWER_FILES,
+            **WARN_ONLY,
         },
         doubt="These runs have one seed and an agent of 0.2 M parameters, which imitated reasoning "
         "that repeats the end of the question and the answer. More seeds, a reasoning style that "

@@ -17,7 +17,7 @@ from ragen_jax.config.fields import field
 from ragen_jax.config.per_task import minibatch_rows
 from ragen_jax.config.stored import stored_date
 from ragen_jax.configs.base import Config, Model
-from ragen_jax.configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.configs.presets import OPEN_FIELDS, ROWS_PER_DEVICE, SIZE_FIELDS
 from ragen_jax.core.domains import freeze
 from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
 from ragen_jax.model import families, hf, weights
@@ -28,7 +28,7 @@ STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as in Yao et al. 2
 
 def has_open_fields(config: ConfigDict) -> bool:
     """Return whether the config leaves a field open."""
-    return any(field(config, name) is None for name in OPEN)
+    return any(field(config, name) is None for name in OPEN_FIELDS)
 
 
 def need_path(config: ConfigDict) -> None:
@@ -52,7 +52,7 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     need_path(config)
     if config.rollout.ahead and config.algorithm.mismatch_cap == 0:
         config.algorithm.mismatch_cap = STALE_CAP
-    left = [name for name in OPEN if field(config, name) is None]
+    left = [name for name in OPEN_FIELDS if field(config, name) is None]
     if not left:
         return
 
@@ -62,16 +62,16 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
     # The values of any model size, so that the other fields can be checked before the model is
     # looked up.
-    fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
+    fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZE_FIELDS[math.inf]})
     check_domains(config)
     path = config.model.path
     known = None if Path(path).expanduser().is_dir() else families.known_shape(path)
     parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
-    size = next(most for most in SIZES if parameters <= most)
-    fill(SIZES[size])
+    size = next(most for most in SIZE_FIELDS if parameters <= most)
+    fill(SIZE_FIELDS[size])
     training, _ = split_devices(devices, config.sampling_mesh.devices)
     shards = data_shards(make_mesh(**config.mesh, devices=training))
-    rows = min(ROWS[size], minibatch_rows(freeze(Config, config)) // shards)
+    rows = min(ROWS_PER_DEVICE[size], minibatch_rows(freeze(Config, config)) // shards)
     fill({"optimizer.micro_batch": shards * max(1, rows)})
 
 

@@ -35,7 +35,10 @@ def help_text(configs: Sequence[str]) -> str:
                     "config:",
                     *_filled("  --config=NAME or FILE.py; names: ", configs),
                     *_filled("  presets, after a colon: ", presets.PRESETS),
-                    *_filled(f"  presets of {' and '.join(presets.DRAWN)}: ", presets.DRAWING),
+                    *_filled(
+                        f"  presets of {' and '.join(presets.DRAWING_ENVIRONMENTS)}: ",
+                        presets.VISION_PRESETS,
+                    ),
                     *_filled("  recipes, after a +: ", list(recipes.RECIPES)),
                     f"  {len(_fields())} fields, each set by --config.FIELD=VALUE, for example",
                     "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",

@@ -63,12 +63,13 @@ def shorten(experiment: Experiment) -> Experiment:
     quick = experiment.quick
     if quick is None:
         raise ValueError("--quick: this experiment has no shorter form; omit --quick")
+    steps, all_steps = (x.common_fields["steps"] for x in (quick, experiment))
     return dataclasses.replace(
         experiment,
         treatments={name: experiment.treatments[name] for name in quick.treatments},
         seeds=quick.seeds,
-        always=experiment.always | quick.always,
-        minutes=experiment.minutes * quick.always["steps"] / experiment.always["steps"],
+        common_fields=experiment.common_fields | quick.common_fields,
+        minutes=experiment.minutes * steps / all_steps,
     )
 
 
@@ -87,7 +88,7 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
             for name, treatment in experiment.treatments.items():
                 arm_config = config.copy_and_resolve_references()
                 arm_config.update_from_flattened_dict(
-                    {**experiment.always, **changes, **treatment, "seed": seed}
+                    {**experiment.common_fields, **changes, **treatment, "seed": seed}
                 )
                 fill_auto_fields(arm_config, jax.devices())
                 plan.append(Arm(setting, name, seed, check(arm_config)))
@@ -120,7 +121,11 @@ def _set_date(arm: Arm, date: str) -> Arm:
 def list_fixed_fields(name: str, experiment: Experiment) -> dict[str, str]:
     """Return {field: reason} for the fields whose values an experiment sets."""
     varied = [*experiment.settings.values(), *experiment.treatments.values()]
-    fields = {"seed", *experiment.always, *(field for changes in varied for field in changes)}
+    fields = {
+        "seed",
+        *experiment.common_fields,
+        *(field for changes in varied for field in changes),
+    }
     return dict.fromkeys(sorted(fields), f"because experiment {name} sets its own values")
 
 

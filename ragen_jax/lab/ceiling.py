@@ -48,7 +48,7 @@ def config_of(experiment: Experiment, setting: str, treatment: str) -> ConfigDic
     get_config = importlib.import_module(f"ragen_jax.configs.{name}").get_config
     config = get_config(preset) if preset else get_config()
     config.update_from_flattened_dict(
-        experiment.always
+        experiment.common_fields
         | experiment.settings.get(setting, {})
         | experiment.treatments.get(treatment, {})
     )

@@ -6,7 +6,7 @@ corrected for the number of tested claims on the page (Holm).
 
 from pathlib import Path
 
-from ragen_jax.configs.experiments import EXPERIMENTS, OTHERWISE
+from ragen_jax.configs.experiments import EXPERIMENTS, OTHER_CLAIMS
 from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import read_runs
@@ -67,7 +67,7 @@ def write_claims(report: Path) -> str:
             )
             lines.append("| " + " | ".join(cells) + " |")
             number += 1
-    for source, claim, word, reason in OTHERWISE:
+    for source, claim, word, reason in OTHER_CLAIMS:
         lines.append(f"| {claim} | {source} | | **{word}** | {reason} | | |")
     missing = [f"`{name}`" for name, page_verdicts in found.items() if page_verdicts is None]
     if missing:

@@ -85,8 +85,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [
         "`a -> b`: first value of a run and its end (mean of the last two values). Information, "
         "entropy, retrieval and validity are those of the probe's replies; success is on "
-        f"{experiment.always['eval.episodes']} held-out questions; reward variance and the kinds "
-        "of groups ([docs/diagnostics.md](../diagnostics.md)) are those of the groups in training.",
+        f"{experiment.common_fields['eval.episodes']} held-out questions; reward variance and the "
+        "kinds of groups ([docs/diagnostics.md](../diagnostics.md)) are those of the groups in "
+        "training.",
         "",
         "The rules, fixed before the runs; the first that applies counts. *Invalid replies*: fewer "
         f"than {100 * VALID:.0f} % of the replies are valid at the end. *Little information*: "

@@ -73,7 +73,7 @@ def settled(path, devices, preset="llm", **fields):
 
 
 def test_the_model_of_every_preset_is_a_published_shape():
-    for name, path in (presets.LLMS | presets.SEEING).items():
+    for name, path in (presets.LLMS | presets.VISION_LLMS).items():
         assert families.known_shape(path) == families.SHAPES[name]
 
 
@@ -260,6 +260,9 @@ def test_a_run_resumed_on_another_day_has_the_same_prompts(
 
 
 def test_the_sizes_cover_all_models():
-    assert set(presets.SIZES) == set(presets.ROWS) and list(presets.SIZES)[-1] == float("inf")
-    for fields in presets.SIZES.values():
-        assert {"model.path", "model.dtype", "optimizer.micro_batch", *fields} == set(presets.OPEN)
+    assert set(presets.SIZE_FIELDS) == set(presets.ROWS_PER_DEVICE)
+    assert list(presets.SIZE_FIELDS)[-1] == float("inf")
+    for fields in presets.SIZE_FIELDS.values():
+        assert {"model.path", "model.dtype", "optimizer.micro_batch", *fields} == set(
+            presets.OPEN_FIELDS
+        )

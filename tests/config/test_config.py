@@ -83,16 +83,16 @@ def test_every_preset_passes(name, preset):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("preset", presets.SEEING)
+@pytest.mark.parametrize("preset", presets.VISION_LLMS)
 def test_presets_of_models_that_see_are_of_environments_that_draw(name, preset):
-    if name not in presets.DRAWN:
+    if name not in presets.DRAWING_ENVIRONMENTS:
         with pytest.raises(ValueError, match=f"{name}.py has no preset '{preset}'; acc") as error:
             CONFIGS[name].get_config(preset)
         assert "\n" not in str(error.value)
         return
     config = CONFIGS[name].get_config(preset)
     check(config)
-    assert config.model.path == presets.SEEING[preset]
+    assert config.model.path == presets.VISION_LLMS[preset]
     assert config.env.options.observation == "image"
     # All other fields equal those of a text model of the same size.
     plain = CONFIGS[name].get_config("qwen3-4b")
@@ -241,7 +241,7 @@ def test_configs_are_not_shared():
 def test_an_unknown_preset_lists_the_known_ones(name):
     with pytest.raises(ValueError) as error:
         CONFIGS[name].get_config("huge")
-    accepted = ", ".join(presets.accepted(name))
+    accepted = ", ".join(presets.list_models(name))
     assert str(error.value) == f"configs/{name}.py has no preset 'huge'; accepted: {accepted}"
 
 

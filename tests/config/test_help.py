@@ -46,7 +46,8 @@ def test_every_command_explains_itself(command, asked):
     assert ("config" in flags) == reads_config
     if reads_config:
         assert all(
-            name in out for name in (*presets.PRESETS, *presets.SEEING, *recipes.RECIPES, "webshop")
+            name in out
+            for name in (*presets.PRESETS, *presets.VISION_LLMS, *recipes.RECIPES, "webshop")
         )
         assert out.strip().endswith(base.__file__)
     assert max(map(len, out.splitlines())) <= 100

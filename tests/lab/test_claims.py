@@ -10,7 +10,7 @@ from test_mechanism import world as pulled
 from test_treatments import world as treated
 
 from ragen_jax.configs import sokoban
-from ragen_jax.configs.experiments import EXPERIMENTS, OTHERWISE
+from ragen_jax.configs.experiments import EXPERIMENTS, OTHER_CLAIMS
 from ragen_jax.configs.experiments.experiment import Claim
 from ragen_jax.lab import gains
 from ragen_jax.lab.arms import Arm
@@ -51,7 +51,7 @@ def test_the_page_says_what_was_run_and_what_not(tmp_path):
     row = "| section 5 | [mechanism](mechanism.md) | **reproduced** † | lower minus upper half"
     assert row in text
     assert "| section 4 | [detectors](detectors.md) | **reproduced** † | AUC 1.00" in text
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + 8 + len(OTHERWISE)
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + 8 + len(OTHER_CLAIMS)
     (missing,) = [line for line in text.splitlines() if line.startswith("Not run yet")]
     assert "`organism`" in missing and "`mechanism`" not in missing
 

@@ -85,9 +85,9 @@ def test_verdicts():
 @pytest.mark.medium
 def test_the_page(tmp_path):
     experiment = EXPERIMENTS["figures"]
-    assert (experiment.treatments, experiment.always, experiment.seeds) == (
+    assert (experiment.treatments, experiment.common_fields, experiment.seeds) == (
         EXPERIMENTS["cures"].treatments,
-        EXPERIMENTS["cures"].always,
+        EXPERIMENTS["cures"].common_fields,
         EXPERIMENTS["cures"].seeds,
     )  # whose runs they are
     text = write_page("figures", tmp_path / "figures.md", "run figures", experiment, world())

@@ -232,7 +232,7 @@ def test_a_quick_experiment_is_a_part_of_the_whole():
     assert set(quick.seeds) < set(whole.seeds) and set(quick.treatments) < set(whole.treatments)
     plan = arms(quick, organism_config.get_config())
     assert len(plan) == len(quick.seeds) * len(quick.treatments)
-    assert {arm.config.steps for arm in plan} == {50} and whole.always["steps"] == 160
+    assert {arm.config.steps for arm in plan} == {50} and whole.common_fields["steps"] == 160
     assert quick.minutes == pytest.approx(whole.minutes * 50 / 160)
     with pytest.raises(ValueError, match="--quick: this experiment has no shorter form"):
         shorten(EXPERIMENTS["collapse"])
