@@ -158,9 +158,9 @@ def gradient(model, params, reference, rows, advantage_BT, kept_ratio):
         metrics["policy_loss"] = task
         metrics["kl"] = aggregate(kl(logp_BT, ref_logp_BT, "k3"), mask_BT, "token-mean")
         metrics["entropy"] = aggregate(entropy_BT, mask_BT, "token-mean")
-        whole = task + KL_COEF * metrics["kl"] - ENTROPY_COEF * metrics["entropy"]
+        total = task + KL_COEF * metrics["kl"] - ENTROPY_COEF * metrics["entropy"]
         # The fewer groups are kept, the less the step counts (RAGEN-2, section 3.3).
-        return kept_ratio * whole, metrics
+        return kept_ratio * total, metrics
 
     return jax.value_and_grad(loss, has_aux=True)(params)
 
@@ -179,14 +179,14 @@ def update(model, params, opt_state, reference, batch, advantage_BT, keep_G, ste
     rows_B = rows_B[generator(Purpose.POLICY_ORDER, SEED, step).permutation(len(rows_B))]
     size = GROUPS * GROUP_SIZE * BUDGETS.max_turns // MINIBATCHES  # the most rows of a minibatch
     history = []
-    for number, chosen in enumerate(np.array_split(rows_B, MINIBATCHES)):
-        if not len(chosen):
+    for number, chosen_B in enumerate(np.array_split(rows_B, MINIBATCHES)):
+        if not len(chosen_B):
             continue
-        rows = take_rows(batch, chosen, size=size)  # padded, so that one program fits all
+        rows = take_rows(batch, chosen_B, size=size)  # padded, so that one program fits all
         padded_BT = np.zeros_like(rows.mask_BT)
-        padded_BT[: len(chosen)] = advantage_BT[chosen]
-        done = (step - 1) * MINIBATCHES + number
-        rate = LEARNING_RATE * min((done + 1) / WARMUP_UPDATES, 1.0)
+        padded_BT[: len(chosen_B)] = advantage_BT[chosen_B]
+        earlier_updates = (step - 1) * MINIBATCHES + number
+        rate = LEARNING_RATE * min((earlier_updates + 1) / WARMUP_UPDATES, 1.0)
         (loss, metrics), grads = gradient(
             model, params, reference, rows, padded_BT, jnp.float32(keep_G.mean())
         )
@@ -229,8 +229,8 @@ def main():
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     start = time.time()
     for _, row in train(model, params, tokenizer, config, steps):
-        shown = ("success", "return", "mi_seq", "retrieval_acc", "kept_ratio", "loss", "entropy")
-        figures = "  ".join(f"{name} {row[name]:.3f}" for name in shown if name in row)
+        names = ("success", "return", "mi_seq", "retrieval_acc", "kept_ratio", "loss", "entropy")
+        figures = "  ".join(f"{name} {row[name]:.3f}" for name in names if name in row)
         print(f"step {row['step']:2}  {figures}  {time.time() - start:.0f} s", flush=True)
 
 
