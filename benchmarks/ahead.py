@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from benchmarks.episodes import ROOM, tiny_setting
+from benchmarks.episodes import ROOM_SIZE, tiny_setting
 from benchmarks.measure import Row, summarise
 from ragen_jax import train
 from ragen_jax.configs import sokoban
@@ -35,7 +35,7 @@ class WaitingSokoban(Sokoban):
     """Sokoban with delayed observations."""
 
     def __init__(self, *, split="train", wait=0.0):
-        super().__init__(size=ROOM, split=split)
+        super().__init__(size=ROOM_SIZE, split=split)
         self.wait = wait  # seconds before each observation
 
     def render(self, state):
@@ -43,7 +43,7 @@ class WaitingSokoban(Sokoban):
         return super().render(state)
 
 
-def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
+def make_config(model, *, wait, groups, members, tokens, ahead=0, sampling_devices=0):
     """Return the config of a run without evaluation and diagnosis; the policy may be bad."""
     config = sokoban.get_config()
     config.model.path = model
@@ -53,7 +53,7 @@ def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
     config.rollout.update(
         groups=groups, group_size=members, max_new_tokens=tokens, save_every=0, ahead=ahead
     )
-    config.sampling_mesh.devices = apart
+    config.sampling_mesh.devices = sampling_devices
     config.algorithm.mismatch_cap = 2.0  # on both sides, so that its extra pass makes no difference
     config.filter.strategy = "none"
     config.optimizer.update(minibatches=2, micro_batch=16)
@@ -67,14 +67,14 @@ def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
     return config
 
 
-class Running:
+class RunInPieces:
     """A run that continues one piece at a time."""
 
     def __init__(self, workdir, config):
         self.workdir, self.config = Path(workdir), config
         config.steps = 0
 
-    def go_on(self):
+    def run_piece(self):
         """Run the next piece and return its rows; "wall" is the seconds since the previous row."""
         before = self.config.steps
         self.config.steps = before + STEPS
@@ -102,35 +102,35 @@ def run_here(repeats, groups, members, tokens):
         tempfile.TemporaryDirectory() as folder,
     ):
 
-        def running(name, wait, **fields):
-            return Running(f"{folder}/{name}", make_config(model, wait=wait, **sizes, **fields))
+        def make_run(name, wait, **fields):
+            return RunInPieces(f"{folder}/{name}", make_config(model, wait=wait, **sizes, **fields))
 
-        without = running("without", 0.0, apart=2)
-        without.go_on()
-        rows = without.go_on()
-        longer = median(rows, "time/update") - median(rows, "time/rollout")
+        probe = make_run("without", 0.0, sampling_devices=2)
+        probe.run_piece()
+        rows = probe.run_piece()
+        extra_seconds = median(rows, "time/update") - median(rows, "time/rollout")
         waves = TURNS * -(-groups * members // WORKERS)
-        wait = round(max(0.0, longer) / waves, 4)
+        wait = round(max(0.0, extra_seconds) / waves, 4)
         cases = {
-            "waits": (wait, dict(apart=2)),
-            "waits, all four": (wait, dict(apart=0)),
-            "computes": (0.0, dict(apart=2)),
+            "waits": (wait, dict(sampling_devices=2)),
+            "waits, all four": (wait, dict(sampling_devices=0)),
+            "computes": (0.0, dict(sampling_devices=2)),
         }
         found = {"wait": wait, "pairs": {}, "rollout": {}, "update": {}, "idle": {}}
         for case, (seconds, fields) in cases.items():
-            ours = running(f"{case} ahead", seconds, ahead=1, apart=2)
-            other = running(f"{case} in turn", seconds, **fields)
-            pairs, seen, beside = [], [], []
+            ours = make_run(f"{case} ahead", seconds, ahead=1, sampling_devices=2)
+            other = make_run(f"{case} in turn", seconds, **fields)
+            pairs, other_rows, our_rows = [], [], []
             for _ in range(1 + repeats):
-                mine, theirs = ours.go_on(), other.go_on()
-                pairs.append([median(mine), median(theirs)])
-                beside.append(mine)
-                seen.append(theirs)
+                our_piece, other_piece = ours.run_piece(), other.run_piece()
+                pairs.append([median(our_piece), median(other_piece)])
+                our_rows.append(our_piece)
+                other_rows.append(other_piece)
             found["pairs"][case] = pairs[1:]
-            flat = [row for rows in seen[1:] for row in rows]
+            flat = [row for rows in other_rows[1:] for row in rows]
             found["rollout"][case] = median(flat, "time/rollout")
             found["update"][case] = median(flat, "time/update")
-            flat = [row for rows in beside[1:] for row in rows]
+            flat = [row for rows in our_rows[1:] for row in rows]
             found["idle"][case] = median(flat, "time/idle_share")
     return found
 

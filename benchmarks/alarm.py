@@ -35,16 +35,16 @@ from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import log_margin
 from ragen_jax.diagnostics.regimes import SCOPES, init_regimes, update_regimes
 
-STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
+STEPS, FALL_STEP, MAX_DELAY, MAX_DELAY_EVERY_FIVE = 400, 100, 15, 30
 RETRIEVALS = (0.3, 0.4, 0.55, 0.75, 0.9, 0.97)
-MOST_FALSE, LEAST_SEEN, SEEN_FROM = 0.05, 0.90, 0.55
+MAX_FALSE_RATE, MIN_SEEN_RATE, MIN_SEEN_RETRIEVAL = 0.05, 0.90, 0.55
 VOCABULARY = 12
 CALIBRATION = 600  # number of first turns of each mean in the search for a strength
 BANK = 250  # number of scored steps at each level of the grid
 GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # own_margin relative to the scene's
 NEUTRAL = 4.0  # neutral tokens per other token, so that replies can get five times shorter
 # level, standard deviation between steps, half-width: values of the tiny Sokoban agent
-OTHERS = {
+OTHER_FIGURES = {
     "rollout/valid_think_rate": (0.985, 0.005, 0.01),
     "rollout/valid_rate": (0.97, 0.01, 0.015),
     "reasoning/grounded_rate": (0.93, 0.02, 0.04),
@@ -131,7 +131,7 @@ def draw_first_turns(seed, scene, strength):
     return draw_steps(seed, scene, strength, CALIBRATION, SCOPES[:1])
 
 
-def strength_of(scene, retrieval):
+def find_strength(scene, retrieval):
     """Return the strength with the given first-turn retrieval, or with the highest possible."""
     low, high = 0.01, 10.0
     for _ in range(12):
@@ -188,7 +188,7 @@ def steady(rng, runs):
     return np.ones((runs, STEPS))
 
 
-def heavy(rng, runs):
+def heavy_tails(rng, runs):
     """Return a multiple 1 + 0.2 t for each step, t from Student's t with 3 degrees of freedom."""
     return np.clip(1 + 0.2 * rng.standard_t(3, size=(runs, STEPS)) / np.sqrt(3), 0.05, None)
 
@@ -205,17 +205,17 @@ HEALTHY = {
     "steady": Process(),
     "wanders by 10 %": Process(lambda rng, runs: wander(rng, runs, 0.10)),
     "wanders by 15 %": Process(lambda rng, runs: wander(rng, runs, 0.15)),
-    "t(3)": Process(heavy),
+    "t(3)": Process(heavy_tails),
     "5 times longer": Process(length=5.0),
     "5 times shorter": Process(length=0.2),
 }
 
 
-def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
+def alarms(rng, get_bank, multiple_RT, length_RT, every=1):
     """Return whether the alarm is on, bool [R, T].
 
     Args:
-      bank_of: step -> the `Bank` that it is drawn from.
+      get_bank: step -> the `Bank` that it is drawn from.
       multiple_RT: information relative to the scene's.
       length_RT: length of replies relative to the initial length.
       every: number of steps between diagnoses.
@@ -226,10 +226,10 @@ def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
     level_RT = np.minimum((place_RT + rng.random((R, T))).astype(int), len(GRID_L) - 1)
     state, on, labels = init_regimes(R), [], [str(run) for run in range(R)]
     for t in range(T):
-        rows = [{"step": t + 1, **_others(rng, length_RT[r, t])} for r in range(R)]
+        rows = [{"step": t + 1, **_draw_other_figures(rng, length_RT[r, t])} for r in range(R)]
         if (t + 1) % every == 0:
             for r in range(R):
-                steps = bank_of(t).steps_L[level_RT[r, t]]
+                steps = get_bank(t).steps_L[level_RT[r, t]]
                 at = rng.integers(len(next(iter(steps.values()))))
                 rows[r] |= {name: x[at] for name, x in steps.items()}
         # Each run is an environment of one state: environments are watched separately.
@@ -238,10 +238,10 @@ def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
     return np.array(on, bool).T
 
 
-def _others(rng, length):
+def _draw_other_figures(rng, length):
     """Return the other figures of a healthy step, without information."""
     row = {}
-    for name, (level, deviation, half) in OTHERS.items():
+    for name, (level, deviation, half) in OTHER_FIGURES.items():
         row |= {name: level + deviation * rng.normal(), f"{name}_ci95": half}
     row["rollout/response_length"] = 70 * length * (1 + 0.01 * rng.normal())
     # 1 nat per neutral token, 0.5 per other token. Only the number of neutral tokens changes.
@@ -277,15 +277,15 @@ def seen_rates(runs, bank, *, lengths=(1.0, 0.25, 4.0)):
     cases = [(name, length, 1) for name in falls for length in lengths]
     cases += [(name, 1.0, 5) for name in falls]
     for i, (name, length, every) in enumerate(cases):
-        rng, within = np.random.default_rng(i), WITHIN if every == 1 else WITHIN_OF_FIVE
-        multiple_RT = np.ones((runs, FALL_AT + within))
+        rng, delay = np.random.default_rng(i), MAX_DELAY if every == 1 else MAX_DELAY_EVERY_FIVE
+        multiple_RT = np.ones((runs, FALL_STEP + delay))
         length_RT = multiple_RT.copy()
-        multiple_RT[:, FALL_AT:], length_RT[:, FALL_AT:] = falls[name], length
+        multiple_RT[:, FALL_STEP:], length_RT[:, FALL_STEP:] = falls[name], length
         on_RT = alarms(rng, lambda t: bank, multiple_RT, length_RT, every)
-        quiet_R = ~on_RT[:, :FALL_AT].any(axis=1)
+        quiet_R = ~on_RT[:, :FALL_STEP].any(axis=1)
         case = f"half of {name}" + (f", length x {length:g}" if length != 1 else "")
         case += ", every 5" if every > 1 else ""
-        found[case] = float(on_RT[quiet_R][:, FALL_AT:].any(axis=1).mean())
+        found[case] = float(on_RT[quiet_R][:, FALL_STEP:].any(axis=1).mean())
     return found
 
 
@@ -306,9 +306,9 @@ def prompt_rates(runs, strength, size):
         "8, 16 or 24 prompts": lambda t: banks[drawn_T[t]],
     }
     found = {}
-    for i, (name, bank_of) in enumerate(changes.items()):
+    for i, (name, get_bank) in enumerate(changes.items()):
         ones_RT = np.ones((runs, STEPS))
-        on_RT = alarms(np.random.default_rng(i), bank_of, ones_RT, ones_RT)
+        on_RT = alarms(np.random.default_rng(i), get_bank, ones_RT, ones_RT)
         found[name] = float(on_RT.any(axis=1).mean())
     return found
 
@@ -318,7 +318,7 @@ def report(runs):
     rows = []
     for scene in SCENES:
         for retrieval in RETRIEVALS:
-            bank = make_bank(scene, strength_of(scene, retrieval), BANK)
+            bank = make_bank(scene, find_strength(scene, retrieval), BANK)
             row = dataclasses.asdict(scene) | {"retrieval": round(bank.retrieval, 3)}
             false = healthy_rates(runs, bank) | healthy_rates(runs, bank, every=5)
             row |= {"false": false, "seen": seen_rates(runs, bank)}
@@ -331,7 +331,10 @@ def report(runs):
     return {
         "case": "alarm",
         "runs": runs,
-        "targets": {"false at most": MOST_FALSE, f"seen from {SEEN_FROM}": LEAST_SEEN},
+        "targets": {
+            "false at most": MAX_FALSE_RATE,
+            f"seen from {MIN_SEEN_RETRIEVAL}": MIN_SEEN_RATE,
+        },
         "rows": rows,
     }
 
@@ -351,8 +354,8 @@ def as_table(found):
     lines = [line(row) for row in found["rows"]]
     lines.append(
         f"{found['runs']} runs each. false: fraction of runs of {STEPS} steps without a loss of "
-        f"information that have an alarm (target: at most {MOST_FALSE}). seen: fraction of falls "
-        f"with an alarm within {WITHIN} steps, {WITHIN_OF_FIVE} with a diagnosis every 5 (target: "
-        f"at least {LEAST_SEEN} from retrieval {SEEN_FROM} on)"
+        f"information that have an alarm (target: at most {MAX_FALSE_RATE}). seen: fraction of "
+        f"falls with an alarm within {MAX_DELAY} steps, {MAX_DELAY_EVERY_FIVE} with a diagnosis "
+        f"every 5 (target: at least {MIN_SEEN_RATE} from retrieval {MIN_SEEN_RETRIEVAL} on)"
     )
     return "\n".join(lines)

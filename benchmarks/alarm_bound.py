@@ -16,8 +16,8 @@ less. The bounds differ in how much they know:
 
     figure    own_margin_log, the mean of both scopes, which the alarm reads; both distributions
     unknown   the same figure and the sizes of noise and fall, but not the level, which is estimated
-              from the BEFORE looks before the fall: the test is at LEVEL for every constant level,
-              hence for one between the two at which all looks resemble a fall most
+              from the LOOKS_BEFORE looks before the fall: the test is at LEVEL for every constant
+              level, hence for one between the two at which all looks resemble a fall most
     prompts   the margins of each prompt in both scopes, separately; both distributions
     strengths the strength of each room's dependence, without noise. All scores follow from it and
               from draws that do not depend on the fall, so this bounds every figure of the score
@@ -26,7 +26,7 @@ less. The bounds differ in how much they know:
 
 `alarm` is the fraction that `update_regimes` sees with the settings of configs/base.py, among RUNS
 runs that were quiet for 100 steps. `figure`, `unknown` and `prompts` use kernel estimates of the
-densities from DENSITY samples, and sums of the log-likelihood ratios of EVALUATED other looks. An
+densities from DENSITY samples, and sums of the log-likelihood ratios of SAMPLES other looks. An
 estimated ratio has at most the power of the true one; `prompts` treats the prompts of a look as
 independent, so it is a test rather than the best.
 
@@ -41,18 +41,18 @@ from scipy.special import log_softmax
 from scipy.stats import gaussian_kde, norm
 
 from benchmarks import alarm
-from benchmarks.alarm import FALL_AT, SCOPES, STEPS, VOCABULARY, WITHIN_OF_FIVE, Scene
+from benchmarks.alarm import FALL_STEP, MAX_DELAY_EVERY_FIVE, SCOPES, STEPS, VOCABULARY, Scene
 from configs import base
 from ragen_jax.diagnostics.intervals import t_quantile
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
 
 EVERY = 5  # steps between diagnoses
-LOOKS = WITHIN_OF_FIVE // EVERY
-BEFORE = FALL_AT // EVERY  # looks before the fall
+LOOKS = MAX_DELAY_EVERY_FIVE // EVERY
+LOOKS_BEFORE = FALL_STEP // EVERY  # looks before the fall
 WINDOWS = STEPS // EVERY // LOOKS
-LEVEL = alarm.MOST_FALSE / WINDOWS / (1 - alarm.MOST_FALSE)
-ONCE = alarm.MOST_FALSE / (1 - alarm.MOST_FALSE)  # all of it in one window
-DENSITY, EVALUATED, SUMS = 3000, 4000, 200_000
+LEVEL = alarm.MAX_FALSE_RATE / WINDOWS / (1 - alarm.MAX_FALSE_RATE)
+SINGLE_LEVEL = alarm.MAX_FALSE_RATE / (1 - alarm.MAX_FALSE_RATE)  # all of it in one window
+DENSITY, SAMPLES, SUMS = 3000, 4000, 200_000
 CHUNK = 100  # looks that are drawn at once
 BOUNDS = ("figure", "unknown", "prompts", "strengths", "once", "alarm")  # columns of fractions
 CASES = (  # scene, retrievals
@@ -136,8 +136,8 @@ def _draw_chunk(rng, scene, strength, B):
 def powers(rng, scene, strength_at, left):
     """{bound: the largest fraction of falls to `left` of own_margin that can be seen}."""
     # A constant level that is hard to distinguish from a fall: about the mean of all looks.
-    constant = left ** (LOOKS / (LOOKS + BEFORE))
-    count = DENSITY + EVALUATED
+    constant = left ** (LOOKS / (LOOKS + LOOKS_BEFORE))
+    count = DENSITY + SAMPLES
     before, after, constant = (
         draw_margins(rng, scene, strength_at(x), count) for x in (1.0, left, constant)
     )
@@ -148,7 +148,7 @@ def powers(rng, scene, strength_at, left):
     of_0, of_1, of_c = (x_B1[DENSITY:] for x_B1 in figures)
     ratio_0S, ratio_1S = (sum_looks(rng, log_1(x) - log_0(x), LOOKS) for x in (of_0, of_1))
     level_S, fall_S = (
-        sum_looks(rng, log_0(first) - log_c(first), BEFORE)
+        sum_looks(rng, log_0(first) - log_c(first), LOOKS_BEFORE)
         + sum_looks(rng, log_1(last) - log_c(last), LOOKS)
         for first, last in ((of_c, of_c), (of_0, of_1))
     )
@@ -164,7 +164,7 @@ def powers(rng, scene, strength_at, left):
         "unknown": likelihood_ratio_power(level_S, fall_S, LEVEL),
         "prompts": likelihood_ratio_power(rooms_0S, rooms_1S, LEVEL),
         "strengths": gaussian_power(ratio * np.sqrt(LOOKS * scene.rooms) / scene.differ, LEVEL),
-        "once": likelihood_ratio_power(ratio_0S, ratio_1S, ONCE),
+        "once": likelihood_ratio_power(ratio_0S, ratio_1S, SINGLE_LEVEL),
     }
 
 
@@ -174,8 +174,8 @@ def seen_rate(rng, runs, scene, strength_at, left):
     state, quiet_R = init_regimes(runs), np.ones(runs, bool)
     seen_R = np.zeros(runs, bool)
     quantile = t_quantile(scene.rooms) / np.sqrt(scene.rooms)
-    for look in range(1, BEFORE + LOOKS + 1):
-        multiple = 1.0 if look <= BEFORE else left
+    for look in range(1, LOOKS_BEFORE + LOOKS + 1):
+        multiple = 1.0 if look <= LOOKS_BEFORE else left
         x_RG2 = draw_margins(rng, scene, strength_at(multiple), runs)
         mean_R2, half_R2 = x_RG2.mean(axis=1), quantile * x_RG2.std(axis=1, ddof=1)
         rows = [{"step": look * EVERY} for _ in range(runs)]
@@ -188,7 +188,7 @@ def seen_rate(rng, runs, scene, strength_at, left):
                 }
         state, found, _ = update_regimes(state, settings, rows, labels)
         on_R = np.array([metrics["regime/alarm"] for metrics in found], bool)
-        if look <= BEFORE:
+        if look <= LOOKS_BEFORE:
             quiet_R &= ~on_R
         else:
             seen_R |= on_R
@@ -202,7 +202,7 @@ def report(runs):
         for retrieval in retrievals:
             rng = np.random.default_rng(0)
             strength_at, half_mi = alarm.information_curve(
-                scene, alarm.strength_of(scene, retrieval)
+                scene, alarm.find_strength(scene, retrieval)
             )
             for name, left in (("mi_seq", half_mi), ("own_margin", 0.5)):
                 row = dataclasses.asdict(scene) | {"retrieval": retrieval, "half of": name}
@@ -225,6 +225,6 @@ def as_table(found):
     lines = [line(row) for row in found["rows"]]
     lines.append(
         f"falls seen within {LOOKS} diagnoses, false in at most {LEVEL:.4f} of {WINDOWS} windows "
-        f"({ONCE:.4f}: once); alarm: {found['runs']} runs"
+        f"({SINGLE_LEVEL:.4f}: once); alarm: {found['runs']} runs"
     )
     return "\n".join(lines)

@@ -11,7 +11,7 @@ import os
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need, torch_batcher
-from benchmarks.slots import planted
+from benchmarks.slots import planted_setting
 
 
 def generate_batch(repeats, *, groups=8, members=16, turns=5, shape=None, limit=None):
@@ -19,28 +19,28 @@ def generate_batch(repeats, *, groups=8, members=16, turns=5, shape=None, limit=
     sizes = dict(turns=(turns,) * groups, members=members)
     with tiny_setting(context="full", **sizes) as (setting, _):
         rows = [_against("full history, tiny agent", setting, repeats, chunk=24)]
-    more = {name: x for name, x in dict(shape=shape, limit=limit).items() if x is not None}
-    with planted(heavy=True, **sizes, **more) as setting:
+    slot_sizes = {name: x for name, x in dict(shape=shape, limit=limit).items() if x is not None}
+    with planted_setting(heavy=True, **sizes, **slot_sizes) as setting:
         return [*rows, _against("heavy-tailed replies", setting, repeats, chunk=8)]
 
 
-def _against(name, setting, repeats, **served):
-    episodes = setting.play(**served)
+def _against(name, setting, repeats, **slot_settings):
+    episodes = setting.play(**slot_settings)
     ours = sum(len(turn.sampled) for e in episodes for turn in e.turns)
     fields, other = {}, None
     try:
         need("torch").set_num_threads(os.cpu_count())
         longest = max(len(turn.prompt) for e in episodes for turn in e.turns)
-        held = len(episodes) * (longest + setting.budgets.max_new_tokens)
-        generate = torch_batcher(setting.directory, setting.chat.stop_ids, tokens=2 * held)
+        tokens = len(episodes) * (longest + setting.budgets.max_new_tokens)
+        generate = torch_batcher(setting.directory, setting.chat.stop_ids, tokens=2 * tokens)
         fields = {"other_name": "generate_batch", "target": 4}
 
         def other():
-            _, said = setting.play_with(generate)
-            theirs = sum(len(reply) for replies in said for reply in replies)
+            _, replies_by_turn = setting.play_with(generate)
+            theirs = sum(len(reply) for replies in replies_by_turn for reply in replies)
             # The standard deviation of a geometric length is about its mean.
-            share = 5 / sum(map(len, said)) ** 0.5
-            if not 1 - share < theirs / ours < 1 + share:
+            tolerance = 5 / sum(map(len, replies_by_turn)) ** 0.5
+            if not 1 - tolerance < theirs / ours < 1 + tolerance:
                 raise RuntimeError(f"the other side sampled {theirs} tokens, this program {ours}")
 
     except PeerMissing as error:
@@ -49,6 +49,6 @@ def _against(name, setting, repeats, **served):
         name=f"{name}: {len(episodes)} episodes",
         work=ours,
         unit="new tokens",
-        **compare(lambda: setting.play(**served), other, repeats=repeats, warmup=0),
+        **compare(lambda: setting.play(**slot_settings), other, repeats=repeats, warmup=0),
         **fields,
     )

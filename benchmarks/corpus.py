@@ -22,13 +22,13 @@ import numpy as np
 from ragen_jax.envs.search_qa.words import Words
 
 QUERIES = 50  # number of queries, each of five words
-KNOWN = 200_000  # number of different words, not counting those in a single passage
+VOCABULARY = 200_000  # number of different words, not counting those in a single passage
 
 
 def write(path, passages, seed):
     """Write the corpus."""
     rng = np.random.default_rng(seed)
-    share = 1 / np.arange(1, KNOWN + 1)
+    share = 1 / np.arange(1, VOCABULARY + 1)
     ends = np.cumsum(share) / share.sum()
     with path.open("w") as file:
         for number in range(passages):
@@ -69,10 +69,10 @@ def main(argv=None):
         )
         start = time.perf_counter()
         words = Words(index)
-        opened = time.perf_counter() - start
+        open_seconds = time.perf_counter() - start
         found = search_seconds(words, options.seed)
         print(
-            f"opened in {opened:.2f} s; a search for five words: median "
+            f"opened in {open_seconds:.2f} s; a search for five words: median "
             f"{1e3 * statistics.median(found):.1f} ms, longest {1e3 * max(found):.1f} ms"
         )
 

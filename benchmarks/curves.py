@@ -52,7 +52,7 @@ class Size:
     devices: int = 1  # number of CPU devices, over which rows are split
 
 
-VARIED = {
+VARIED_SIZES = {
     "episodes": (64, 128, 256, 512, 1024),
     "reply": (32, 64, 128, 256, 512),
     "turns": (1, 2, 4, 7, 10),
@@ -70,7 +70,7 @@ LABELS = {
 
 def points():
     """Return every `Size` once: the largest, middle and smallest of each curve, then the rest."""
-    order = {name: _spread(values) for name, values in VARIED.items()}
+    order = {name: _spread(values) for name, values in VARIED_SIZES.items()}
     found = [
         dataclasses.replace(Size(), **{name: values[index]})
         for index in range(max(map(len, order.values())))
@@ -241,12 +241,12 @@ def flops(row):
     for before, prompt in itertools.pairwise(row["prompts"]):
         total += work.extend(B, prompt, prompt - before - T).flops
     total += sum(work.decode(B, prompt, T).flops for prompt in row["prompts"])
-    whole = row["prompts"][-1] + T
+    row_tokens = row["prompts"][-1] + T
     sizes = dict(micro_batches=B // MICRO_BATCH, reference=False, trained=0)
-    return total + work.update(MICRO_BATCH, whole, **sizes).flops
+    return total + work.update(MICRO_BATCH, row_tokens, **sizes).flops
 
 
-def held(row):
+def peak_bytes(row):
     """Return the bytes of a step's arrays at its peak, in the rollout or in the update.
 
     Both hold the parameters and Adam's moments, float32. The rollout also holds the caches of the
@@ -277,17 +277,19 @@ def curve(name, rows):
     Predictions start from the measured base point: its seconds times the ratio of operations, and
     its MiB plus the difference of held bytes.
     """
-    of = {size_of(row): row for row in rows}
-    base = of[Size()]
-    sizes = [dataclasses.replace(Size(), **{name: value}) for value in VARIED[name]]
-    mine = [of[size] for size in sizes if size in of]
+    rows_by_size = {size_of(row): row for row in rows}
+    base = rows_by_size[Size()]
+    sizes = [dataclasses.replace(Size(), **{name: value}) for value in VARIED_SIZES[name]]
+    chosen = [rows_by_size[size] for size in sizes if size in rows_by_size]
     return {
-        "values": [row[name] for row in mine],
-        "cpu": [row["cpu"] for row in mine],
-        "step": [row["step"] for row in mine],
-        "predicted cpu": [base["cpu"] * flops(row) / flops(base) for row in mine],
-        "peak": [row["peak_mib"] for row in mine],
-        "predicted peak": [base["peak_mib"] + (held(row) - held(base)) / 2**20 for row in mine],
+        "values": [row[name] for row in chosen],
+        "cpu": [row["cpu"] for row in chosen],
+        "step": [row["step"] for row in chosen],
+        "predicted cpu": [base["cpu"] * flops(row) / flops(base) for row in chosen],
+        "peak": [row["peak_mib"] for row in chosen],
+        "predicted peak": [
+            base["peak_mib"] + (peak_bytes(row) - peak_bytes(base)) / 2**20 for row in chosen
+        ],
     }
 
 
@@ -331,15 +333,17 @@ def draw(rows, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(VARIED), figsize=(16, 6.4), layout="constrained")
+    figure, axes = plt.subplots(2, len(VARIED_SIZES), figsize=(16, 6.4), layout="constrained")
     for (top, bottom), (name, label) in zip(axes.T, LABELS.items(), strict=True):
         found = curve(name, rows)
         values = found["values"]
         for axis, key in ((top, "cpu"), (bottom, "peak")):
-            for which, style in ((key, "o-"), (f"predicted {key}", "s:")):
-                word = "predicted" if which != key else "measured"
-                by = f", slope {slope(values, found[which]):.2f}" if len(values) > 1 else ""
-                axis.plot(values, found[which], style, label=word + by, markersize=4)
+            for curve_key, style in ((key, "o-"), (f"predicted {key}", "s:")):
+                word = "predicted" if curve_key != key else "measured"
+                slope_text = (
+                    f", slope {slope(values, found[curve_key]):.2f}" if len(values) > 1 else ""
+                )
+                axis.plot(values, found[curve_key], style, label=word + slope_text, markersize=4)
             axis.set(xscale="log", yscale="log")
             axis.set_xticks(values, map(str, values))
             axis.minorticks_off()
@@ -371,18 +375,18 @@ def main(argv):
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "cost_curves.jsonl"
     rows = read_rows(path)
-    known = {size_of(row) for row in rows}
+    measured = {size_of(row) for row in rows}
     for size in () if options.draw else points():
-        if size in known:
+        if size in measured:
             continue
         row = measure(size)
         print(
             f"{size}: {row['cpu']:.2f} processor s a step, {row['peak_mib']:,.0f} MiB", flush=True
         )
         rows.append(row)
-        replaced = path.with_suffix(".new")
-        replaced.write_text("".join(json.dumps(one) + "\n" for one in rows))
-        replaced.rename(path)
+        new_path = path.with_suffix(".new")
+        new_path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        new_path.rename(path)
     if Size() not in map(size_of, rows):
         parser.error(f"{path} has no row of {Size()}, the base point of all curves")
     draw(rows, options.out / "cost_curves.png")

@@ -21,7 +21,7 @@ from ragen_jax.rollout.chat import Chat, Reply
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 
-ROOM = (8, 7)  # a first prompt of 72 tokens
+ROOM_SIZE = (8, 7)  # a first prompt of 72 tokens
 MOVES = ("Up", "Left")
 
 
@@ -29,7 +29,7 @@ class FixedChat(Chat):
     """Chat that reads every reply as the same moves; no token ends a reply."""
 
     @classmethod
-    def of(cls, chat):
+    def from_chat(cls, chat):
         fields = {field.name: getattr(chat, field.name) for field in dataclasses.fields(chat)}
         return cls(**fields | {"stop_ids": (), "close_id": -1})
 
@@ -93,7 +93,7 @@ class Setting:
             self.model,
             self.params,
             PlaySettings(
-                ReadAgainChat.of(self.chat) if read_again else self.chat,
+                ReadAgainChat.from_chat(self.chat) if read_again else self.chat,
                 self.environment,
                 budgets=self.budgets,
                 sampling=Sampling(temperature=1.0),
@@ -118,7 +118,7 @@ class Setting:
             for seed in self.seeds
             for _ in range(self.members)
         ]  # state, turns, over
-        shown, said = [], []
+        prompts_by_turn, replies_by_turn = [], []
         for turn in range(self.budgets.max_turns):
             live = [play for play in plays if not play[2]]
             if not live:
@@ -137,14 +137,14 @@ class Setting:
                 for action in self.chat.read(sampled).actions:
                     step = self.environment.step(play[0], action, rng)
                     play[0], play[2] = step.state, step.done
-                play[1].append(_Said(prompt, sampled))
-            shown.append(prompts)
-            said.append(replies)
-        return shown, said
+                play[1].append(_PlayedTurn(prompt, sampled))
+            prompts_by_turn.append(prompts)
+            replies_by_turn.append(replies)
+        return prompts_by_turn, replies_by_turn
 
 
 @dataclasses.dataclass(frozen=True)
-class _Said:
+class _PlayedTurn:
     prompt: np.ndarray
     sampled: np.ndarray
 
@@ -162,7 +162,7 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config = sokoban.get_config()
     config.env.context = context
     config.env.prompt = prompt or config.env.prompt
-    config.env.options.size = ROOM
+    config.env.options.size = ROOM_SIZE
     environment = build_environment(config.env, "train")
     tokenizer = build_tokenizer(environment.words)
     model = Qwen(shape or tiny_shape(config, tokenizer))
@@ -174,7 +174,7 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
             Setting(
                 model=model,
                 params=params,
-                chat=FixedChat.of(chat),
+                chat=FixedChat.from_chat(chat),
                 environment=FixedLength(environment, tuple(turns)),
                 seeds=tuple(range(len(turns))),
                 members=members,

@@ -39,30 +39,30 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
     outcomes = Outcomes(
         return_GK, length_GK=np.ones(return_GK.shape, int), success_GK=return_GK > 0
     )
-    held = [state]
+    states = [state]
 
-    def learn(kept):
+    def learn(kept_groups):
         keep_GK = np.zeros(return_GK.shape, bool)
-        keep_GK[:kept] = True
+        keep_GK[:kept_groups] = True
         selection = Selection(keep_GK, score_G=return_GK.var(1))
 
         def run():
             with jax.set_mesh(mesh):
-                credit = assign_credit(learner, held[0], batch, selection, outcomes)
-                held[0], _ = update(learner, held[0], batch, selection, credit)
-            jax.block_until_ready(held[0])
+                credit = assign_credit(learner, states[0], batch, selection, outcomes)
+                states[0], _ = update(learner, states[0], batch, selection, credit)
+            jax.block_until_ready(states[0])
 
         return run
 
-    kept = len(turns) // 2
-    rows = int((batch.group_B[batch.weight_B > 0] < kept).sum())
+    kept_groups = len(turns) // 2
+    rows = int((batch.group_B[batch.weight_B > 0] < kept_groups).sum())
     return [
         Row(
-            name=f"updates on {kept} of {len(turns)} groups",
+            name=f"updates on {kept_groups} of {len(turns)} groups",
             other_name="all groups",
             target=1 / 0.6,
             work=rows,
             unit="rows",
-            **compare(learn(kept), learn(len(turns)), repeats=repeats),
+            **compare(learn(kept_groups), learn(len(turns)), repeats=repeats),
         )
     ]

@@ -13,6 +13,10 @@ problems of each of the splits train and eval:
 A constant that is right by chance (the majority of yes and no) is the floor of the task. A constant
 that earns more than the fraction of problems for which it is right shows a fault of the grader
 (`Floor.unearned`).
+
+As in training, an episode whose environment raises is broken: it is counted and left out of the
+fractions and means, and a line on standard error reports the number and the first error. A problem
+that cannot begin is one broken episode.
 """
 
 import argparse
@@ -20,16 +24,18 @@ import importlib
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from ragen_jax.core.clean_text import last_line
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym, package
+from ragen_jax.rollout.env_calls import EnvFailure, attempt
 
 PROBLEMS = 200  # number of problems of each split
 SPLITS = ("train", "eval")
@@ -51,8 +57,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _WORD = re.compile(r"\w+")
 
 
-def _last(found: list[str]) -> str:
-    return found[-1] if found else ""
+def _last(parts: list[str]) -> str:
+    return parts[-1] if parts else ""
 
 
 def _paragraph(question: str) -> str:
@@ -98,6 +104,8 @@ class Floor:
     unearned: (name, fraction of the problems that it solves without being their right answer, plus
         its mean reward for other problems) of the answer with the highest such value; ("", 0.0) if
         the right answers are unknown
+    episodes: number of episodes, the broken ones included
+    errors: traceback of each broken episode
     """
 
     name: str
@@ -105,9 +113,59 @@ class Floor:
     success: tuple[str, float]
     score: tuple[str, float]
     unearned: tuple[str, float] = ("", 0.0)
+    episodes: int = 0
+    errors: tuple[str, ...] = ()
 
 
-def of_answers(name: str, envs: list[Any], problems: int, seconds: float) -> Floor:
+class _Tally:
+    """The results of each answer over its sound episodes, and the errors of the broken ones."""
+
+    def __init__(self) -> None:
+        self.sound: Counter[str] = Counter()  # answer -> number of episodes that did not break
+        self.successes: Counter[str] = Counter()
+        self.returns: dict[str, float] = defaultdict(float)
+        self.unearned: dict[str, float] = defaultdict(float)
+        self.errors: list[str] = []
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Return the result of `call`; None, and the error is kept, if the environment raises."""
+        result = attempt(call)
+        if isinstance(result, EnvFailure):
+            self.errors.append(result.traceback)
+            return None
+        return result
+
+    def add(self, label: str, result: tuple[bool, float] | None, *, is_right: bool = False) -> None:
+        """Add the (success, return) of an episode; None: it broke.
+
+        is_right: whether the answer is the problem's right answer, so that it has earned its reward
+        """
+        if result is None:
+            return
+        success, total = result
+        self.sound[label] += 1
+        self.successes[label] += success
+        self.returns[label] += total
+        self.unearned[label] += 0.0 if is_right else max(total, float(success))
+
+    def best(self, values: Mapping[str, float]) -> tuple[str, float]:
+        """Return the answer with the highest mean over its sound episodes, and that mean."""
+        means = {label: values[label] / count for label, count in self.sound.items()}
+        return max(means.items(), key=lambda item: item[1], default=("", 0.0))
+
+    def floor(self, name: str, played: int, *, unearned: bool) -> Floor:
+        return Floor(
+            name,
+            played,
+            self.best(self.successes),
+            self.best(self.returns),
+            self.best(self.unearned) if unearned else ("", 0.0),
+            self.sound.total() + len(self.errors),
+            tuple(self.errors),
+        )
+
+
+def measure_answers(name: str, envs: list[Any], problems: int, seconds: float) -> Floor:
     """Return the floor of environments whose actions are texts.
 
     Args:
@@ -115,79 +173,85 @@ def of_answers(name: str, envs: list[Any], problems: int, seconds: float) -> Flo
       problems: number of problems of each environment.
       seconds: CPU time after which no further problem is played.
     """
-    start, drawn = time.process_time(), []
+    start, drawn, tally = time.process_time(), [], _Tally()
     for seed in range(problems):
-        drawn += [(env, env.reset(seed)) for env in envs]
+        for env in envs:
+            problem = tally.run(lambda env=env, seed=seed: _begin(env, seed))
+            if problem is not None:
+                drawn.append(problem)
         if time.process_time() - start > seconds / 2:
             break
-    shown = [str(env.render(state)) for env, state in drawn]
-    right = [_right(env, state) for env, state in drawn]
-    frequent = Counter(text for text in right if text is not None).most_common(FREQUENT)
+    frequent = Counter(right for *_, right in drawn if right is not None).most_common(FREQUENT)
     answers = {ascii(text): lambda q, text=text: text for text in CONSTANTS}
     answers |= COPIES | {ascii(text): lambda q, text=text: text for text, _ in frequent}
     for count in (2, FREQUENT):
         hedge = " ".join(text for text, _ in frequent[:count])
         answers[f"the {count} most frequent answers"] = lambda q, hedge=hedge: hedge
-    won, earned, unearned = Counter(), Counter(), Counter()
     start, played = time.process_time(), 0
-    for (env, state), question, known in zip(drawn, shown, right, strict=True):
+    for env, state, question, right in drawn:
         for label, answer in answers.items():
-            said = answer(question).strip()
-            step = env.step(state, said, np.random.default_rng(0))
-            success = bool(step.info["success"])
-            won[label] += success
-            earned[label] += step.reward
-            unearned[label] += 0.0 if _same(said, known) else max(step.reward, float(success))
+            plan = [answer(question).strip()]
+            result = tally.run(lambda env=env, state=state, plan=plan: _play(env, state, plan, 0))
+            tally.add(label, result, is_right=_is_same(plan[0], right))
         played += 1
         if time.process_time() - start > seconds:
             break
-    return Floor(name, played, *(_best(count, played) for count in (won, earned, unearned)))
+    return tally.floor(name, played, unearned=True)
 
 
-def of_actions(name: str, envs: list[Any], problems: int, seconds: float, budget: int) -> Floor:
+def measure_actions(
+    name: str, envs: list[Any], problems: int, seconds: float, budget: int
+) -> Floor:
     """Return the floor of environments with action words.
 
     Args:
-      envs, problems, seconds: as in `of_answers`.
+      envs, problems, seconds: as in `measure_answers`.
       budget: maximum number of actions of an episode.
     """
     words = envs[0].actions
     policies = {f"always {word}": [word] * budget for word in words[:MAX_ACTIONS]}
     policies["all in turn"] = [words[i % len(words)] for i in range(budget)]
     policies["random"] = []
-    won, earned, played = Counter(), Counter(), 0
-    start = time.process_time()
+    start, played, tally = time.process_time(), 0, _Tally()
     for seed in range(problems):
         for env in envs:
             rng = np.random.default_rng(seed)
             for label, plan in policies.items():
                 plan = plan or [words[i] for i in rng.integers(len(words), size=budget)]
-                success, total = _episode(env, env.reset(seed), plan, seed)
-                won[label] += success
-                earned[label] += total
+
+                def play(env=env, plan=plan, seed=seed):
+                    return _play(env, env.reset(seed), plan, seed)
+
+                tally.add(label, tally.run(play))
             played += 1
         if time.process_time() - start > seconds:
             break
-    return Floor(name, played, _best(won, played), _best(earned, played))
+    return tally.floor(name, played, unearned=False)
 
 
-def of_task(task: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
+def measure_task(task: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
     """Return the floor of a task of reasoning-gym with its defaults."""
     envs = [ReasoningGym(task=task, split=split) for split in SPLITS]
-    return of_answers(task, envs, problems, seconds)
+    return measure_answers(task, envs, problems, seconds)
 
 
-def of_environment(name: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
+def measure_environment(name: str, problems: int = PROBLEMS, seconds: float = SECONDS) -> Floor:
     """Return the floor of an environment with the options and the budget of its tiny preset."""
     config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
     options = config.env.options.to_dict()
     envs = [make_env(name, split=split, **options) for split in SPLITS]
     if envs[0].actions:
-        return of_actions(name, envs, problems, seconds, config.env.max_actions)
-    return of_answers(name, envs, problems, seconds)
+        return measure_actions(name, envs, problems, seconds, config.env.max_actions)
+    return measure_answers(name, envs, problems, seconds)
 
 
-def _episode(env: Any, state: Any, plan: list[str], seed: int) -> tuple[bool, float]:
+def _begin(env: Any, seed: int) -> tuple[Any, Any, str, str | None]:
+    """Return (environment, state, question, right answer) of a problem."""
+    state = env.reset(seed)
+    return env, state, str(env.render(state)), _right(env, state)
+
+
+def _play(env: Any, state: Any, plan: list[str], seed: int) -> tuple[bool, float]:
     """Play a plan to its end; return (whether an action solved the problem, sum of rewards)."""
     rng, success, total = np.random.default_rng(seed), False, 0.0
     for action in plan:
@@ -207,11 +271,11 @@ def _right(env: Any, state: Any) -> str | None:
     return plan[0] if plan and len(plan) == 1 else None
 
 
-def _same(said: str, right: str | None) -> bool:
+def _is_same(text: str, right: str | None) -> bool:
     """Return whether two answers are the same text or number, ignoring brackets and quotes."""
     if right is None:
         return False
-    one, other = (" ".join(text.lower().split()).strip("[](){}\"'") for text in (said, right))
+    one, other = (" ".join(text.lower().split()).strip("[](){}\"'") for text in (text, right))
     if one == other:
         return True
     try:
@@ -220,9 +284,12 @@ def _same(said: str, right: str | None) -> bool:
         return False
 
 
-def _best(count: Counter[str], played: int) -> tuple[str, float]:
-    label = max(count, key=lambda label: count[label])
-    return label, count[label] / played
+def describe_errors(floor: Floor) -> str:
+    """Return the line that reports a floor's broken episodes; "" if there are none."""
+    if not floor.errors:
+        return ""
+    count = f"{len(floor.errors)} of {floor.episodes} episodes of {floor.name} failed"
+    return f"{count}; the first: {last_line(floor.errors[0])}"
 
 
 def row(floor: Floor) -> str:
@@ -236,8 +303,8 @@ def row(floor: Floor) -> str:
 
 
 def _cell(label: str) -> str:
-    short = label if len(label) <= 32 else label[:30] + "..."
-    return short.replace("|", "\\|").replace("`", "")
+    text = label if len(label) <= 32 else label[:30] + "..."
+    return text.replace("|", "\\|").replace("`", "")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -249,18 +316,21 @@ def main(argv: list[str] | None = None) -> None:
     environments = [name for name in sorted(ENVS) if name not in FOREIGN]
     if not names:
         print(INTRODUCTION.read_text(encoding="utf-8"))
-    for title, known, measure in (
-        ("Environments", environments, of_environment),
-        ("Tasks of reasoning-gym", tasks, of_task),
+    for title, accepted, measure in (
+        ("Environments", environments, measure_environment),
+        ("Tasks of reasoning-gym", tasks, measure_task),
     ):
-        chosen = [name for name in known if not names or name in names]
+        chosen = [name for name in accepted if not names or name in names]
         if not chosen:
             continue
         print(f"## {title}\n")
         print("| name | problems | success | by | mean return | by | unearned | by |")
         print("| --- | ---: | ---: | --- | ---: | --- | ---: | --- |")
         for name in chosen:
-            print(row(measure(name)), flush=True)
+            floor = measure(name)
+            print(row(floor), flush=True)
+            if floor.errors:
+                print(describe_errors(floor), file=sys.stderr, flush=True)
         print()
 
 

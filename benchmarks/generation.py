@@ -53,17 +53,17 @@ def rollout_05b(repeats, *, name="qwen2.5-0.5b", turns=(5, 5), members=2, new_to
             generate = torch_generator(directory)
             need("torch").set_num_threads(os.cpu_count())
             _same_weights(setting, lambda prompt: torch_logits(directory, prompt))
-            fields["other"] = _played(setting, generate)
+            fields["other"] = _make_player(setting, generate)
         except PeerMissing as error:
             fields = {"other": None, "skipped": str(error)}
-        again = {
+        rereading = {
             "other_name": "prefill every turn",
             "other": lambda: setting.play(read_again=True),
             "target": 2,
         }
         return [
             _row("full history", setting, repeats, **fields),
-            _row("the same", setting, repeats, **again),
+            _row("the same", setting, repeats, **rereading),
         ]
 
 
@@ -80,7 +80,7 @@ def rollout_tunix(repeats, *, turns=ONE, members=16):
             return [_row("one turn", setting, repeats, skipped=str(error))]
         config = setting.model.config
         _same_weights(setting, lambda prompt: tunix_logits(directory, config, prompt))
-        other = _played(setting, generate)
+        other = _make_player(setting, generate)
         return [_row("one turn", setting, repeats, other, other_name="tunix", target=4)]
 
 
@@ -92,19 +92,19 @@ def _against_torch(name, repeats, context, turns, members, target=None):
             return _row(name, setting, repeats, skipped=str(error))
         _same_weights(setting, lambda prompt: torch_logits(directory, prompt))
         other_name = choose_threads(lambda: setting.play_with(generate))
-        other = _played(setting, generate)
+        other = _make_player(setting, generate)
         return _row(name, setting, repeats, other, other_name=other_name, target=target)
 
 
-def _played(setting, generate):
+def _make_player(setting, generate):
     """Return a function that plays a setting with a peer's `generate`.
 
     Raises:
       RuntimeError: the lengths of the peer's prompts differ from this program's.
     """
-    shown, _ = setting.play_with(generate)
+    prompts_by_turn, _ = setting.play_with(generate)
     ours = sorted(len(turn.prompt) for episode in setting.play() for turn in episode.turns)
-    theirs = sorted(len(prompt) for prompts in shown for prompt in prompts)
+    theirs = sorted(len(prompt) for prompts in prompts_by_turn for prompt in prompts)
     if ours != theirs:
         raise RuntimeError("the two sides played different episodes")
     return lambda: setting.play_with(generate)

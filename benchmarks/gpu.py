@@ -27,12 +27,14 @@ def gpu(repeats, *, name=None):
     float32, products are bfloat16, and sampling uses a bfloat16 copy.
     """
     found = []
-    for each in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
-        tiny = each == "tiny"
-        found += decoding(repeats, each, **(TINY if tiny else {}))
-        found += train_length(repeats, name=each, dtype=DTYPE, **(TINY_LENGTH if tiny else {}))
-        shape = length_shape(each, DTYPE)
-        found += paper_step(repeats, name=each, shape=shape, **(TINY_STEP if tiny else {}))
+    for model_name in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
+        tiny = model_name == "tiny"
+        found += decoding(repeats, model_name, **(TINY if tiny else {}))
+        found += train_length(
+            repeats, name=model_name, dtype=DTYPE, **(TINY_LENGTH if tiny else {})
+        )
+        shape = length_shape(model_name, DTYPE)
+        found += paper_step(repeats, name=model_name, shape=shape, **(TINY_STEP if tiny else {}))
     return found
 
 

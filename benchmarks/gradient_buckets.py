@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-RISING, FLAT = 0.9, 0.25
+MIN_CORRELATION, MAX_SPREAD = 0.9, 0.25
 COLUMNS = {  # column: figure of diagnostics/gradients.py
     "groups": "groups",
     "reward variance": "reward_variance",
@@ -72,12 +72,15 @@ def verdict(buckets):
     rows = [row for bucket, row in buckets.items() if bucket != "zero"]
     lines = []
     for form, suffix in FORMS.items():
-        task, pull = ([row[f"{x}_norm{suffix}"] for row in rows] for x in ("task", "regulariser"))
-        rises, varies = spearman(task), spread(pull)
+        task, regulariser = (
+            [row[f"{x}_norm{suffix}"] for row in rows] for x in ("task", "regulariser")
+        )
+        correlation, variation = spearman(task), spread(regulariser)
         lines.append(
-            f"mean {form}: Spearman correlation of the task norm {rises:.2f} "
-            f"({'' if rises >= RISING else 'not '}reproduced); regulariser norm varies by "
-            f"{100 * varies:.0f} % ({'' if varies < FLAT else 'not '}reproduced)"
+            f"mean {form}: Spearman correlation of the task norm {correlation:.2f} "
+            f"({'' if correlation >= MIN_CORRELATION else 'not '}reproduced); regulariser norm "
+            f"varies by {100 * variation:.0f} % "
+            f"({'' if variation < MAX_SPREAD else 'not '}reproduced)"
         )
     signal = [math.sqrt(max(row["regulariser_signal_squared"], 0.0)) for row in rows]
     lines.append(

@@ -39,7 +39,7 @@ def side_by_side(programs, seconds, cores):
     return took
 
 
-def start_of(name):
+def time_start(name):
     """Return the seconds of a test of an almost empty program; name None: of a plain process."""
     start = time.perf_counter()
     if name is None:
@@ -61,7 +61,7 @@ def main():
     starts = {name: [] for name in names}
     for _ in range(STARTS):
         for name in names:
-            starts[name].append(start_of(name))
+            starts[name].append(time_start(name))
     for name, times in starts.items():
         print(f"{name or 'a plain process'}: {1000 * statistics.median(times):.0f} ms per test")
     cores = sorted({1, len(os.sched_getaffinity(0))})

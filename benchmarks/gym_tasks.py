@@ -24,27 +24,27 @@ def measure(factory, task):
     """Measure a task and return its figures, a dict."""
     start = time.process_time()
     dataset = factory.create_dataset(task, seed=0, size=SIZES.get(task, package.items(task)))
-    prepared = time.process_time()
+    prepare_end = time.process_time()
     seconds, entries = [], []
     while len(entries) < ITEMS and time.process_time() - start < SECONDS:
         before = time.process_time()
         entries.append(dataset[FIRST + len(entries)])
         seconds.append(time.process_time() - before)
-    answered = [entry for entry in entries if entry["answer"] is not None]
+    entries_with_answer = [entry for entry in entries if entry["answer"] is not None]
     right = sum(
         dataset.score_answer(entry["answer"].strip(), copy.deepcopy(entry)) >= 1
-        for entry in answered
+        for entry in entries_with_answer
     )
     levels = 0
     if factory.has_curriculum(task):
         attributes = factory.create_curriculum(task).attributes.values()
         levels = max(len(attribute.levels) for attribute in attributes)
     return {
-        "start": prepared - start,
+        "start": prepare_end - start,
         "rate": 1 / max(statistics.median(seconds), 1e-6),
         "slowest": max(seconds),
         "characters": int(statistics.median(len(entry["question"]) for entry in entries)),
-        "oracle": f"{right} of {len(entries)}" if answered else "none",
+        "oracle": f"{right} of {len(entries)}" if entries_with_answer else "none",
         "levels": levels or "none",
     }
 

@@ -80,7 +80,7 @@ def planned_config(model, rows, devices):
     return load_config(config, devices=devices)
 
 
-def planned(model, devices, chip, *, tokens, length):
+def plan_update(model, devices, chip, *, tokens, length):
     """Return the preflight's figures for an update of `model`.
 
     Args:
@@ -96,15 +96,15 @@ def planned(model, devices, chip, *, tokens, length):
     """
     rows = max(1, tokens // length) * len(devices)
     config = planned_config(model, rows, devices)
-    rest = (config.env.max_turns - 1) * OBSERVATION_TOKENS
-    prompt = length - config.env.max_turns * config.rollout.max_new_tokens - rest
+    observations = (config.env.max_turns - 1) * OBSERVATION_TOKENS
+    prompt = length - config.env.max_turns * config.rollout.max_new_tokens - observations
     lengths = dict(prompt_tokens=prompt, observation_tokens=OBSERVATION_TOKENS)
     run = describe(config, devices, *lengths.values())
     (update,) = [p for p in programs(config, devices, (), **lengths) if p.name == "update"]
     found = compile_program(update, chip)
-    computing = update.cost.flops / chip.peak_flops
+    compute_s = update.cost.flops / chip.peak_flops
     peak = len(devices) * chip.peak_flops * found.roofline_s
-    own = llm.update_flops(run.model.config, rows=step_rows(config), length=run.row)
+    model_flops = llm.update_flops(run.model.config, rows=step_rows(config), length=run.row)
     return {
         "model": model,
         "micro_batch": f"{rows} x {run.row}",
@@ -116,8 +116,8 @@ def planned(model, devices, chip, *, tokens, length):
         "bound_by": "compute"
         if update.cost.flops / chip.peak_flops == found.roofline_s
         else "memory",
-        "computed_share": round(computing / found.roofline_s, 3),
-        "model_share": round(own / peak, 3),
+        "computed_share": round(compute_s / found.roofline_s, 3),
+        "model_share": round(model_flops / peak, 3),
     }
 
 
@@ -151,7 +151,7 @@ def main(argv):
             with quiet_stderr():
                 devices, chip = find_topology(options.topology)
             sizes = dict(tokens=options.tokens, length=options.length)
-            found = planned(options.model, devices, chip, **sizes)
+            found = plan_update(options.model, devices, chip, **sizes)
         print(json.dumps(found) if options.json else _lines(found))
         return
     keep_freed_memory(one_arena=True)

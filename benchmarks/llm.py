@@ -101,11 +101,11 @@ def updater(model, params, *, rows, length, micro_batch=None):
         micro_batch=micro_batch or rows,
         size=rows,
     )
-    held = [init_state(params, optimizer, mesh)]
+    states = [init_state(params, optimizer, mesh)]
     one = np.float32(1.0)
 
     def run():
-        state = held[0]
+        state = states[0]
         start = no_gradient(state.params) if needs_start(len(pieces["mask"]), mesh) else None
         grads, value, *_ = policy_gradient(
             *(model, LOSS, state.params, None, start, pieces, count, (one, one))
@@ -113,7 +113,7 @@ def updater(model, params, *, rows, length, micro_batch=None):
         params, opt_state, metrics = apply_gradient(
             optimizer, one, state.params, state.opt_state, value, grads
         )
-        held[0] = dataclasses.replace(state, params=params, opt_state=opt_state)
+        states[0] = dataclasses.replace(state, params=params, opt_state=opt_state)
         if float(metrics["skipped"]):
             raise RuntimeError("the update was skipped: not finite")
         jax.block_until_ready(params)

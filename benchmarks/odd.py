@@ -5,8 +5,8 @@
 Half of the inputs are fields of the config with odd values. The others are flags with odd paths and
 words, and damaged files of a run, a model or rollouts. Each command runs in a separate process,
 forked from a process that has imported everything. A command that accepts its input may run for
-`LIVES` seconds. Errors are a traceback, an exit code that is not in docs/recovery.md, and more than
-`SILENCE` seconds without a line.
+`MAX_SECONDS` seconds. Errors are a traceback, an exit code that is not in docs/recovery.md, and
+more than `MAX_SILENCE` seconds without a line.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from benchmarks.curves import make_agent
 from ragen_jax.configs import sokoban
 from ragen_jax.storage.checksums import CHECKSUMS
 
-LIVES = 30.0  # seconds
-SILENCE = 10.0  # seconds; a line that is due every 10 s may be a second late, or more under load
-LATE = 2.0
+MAX_SECONDS = 30.0  # seconds
+MAX_SILENCE = 10.0  # seconds
+LATENESS = 2.0  # seconds by which a line may be late
 CODES = (0, 2, 3, 4)  # exit codes of commands that are not stopped by a signal
-SMALL = {
+SMALL_FIELDS = {
     **{"steps": 1, "env.max_turns": 2, "rollout.groups": 2, "rollout.group_size": 2},
     **{"rollout.max_new_tokens": 8, "eval.episodes": 8, "optimizer.micro_batch": 2},
     **{"diagnose.trajectory_samples": 4, "log.trackers": "()", "checkpoint.every": 1},
 }
 TEXTS = ("", "nonsense", "a\nb", "\u202e\u0301", "x" * 5000, "NULL")
-ODD = {
+ODD_VALUES = {
     bool: ("maybe", "2", "", "nan"),
     int: ("-1", "0", "1000000000000000000", "99999999999999999999999", "1.5", "nan", "many", ""),
     float: ("nan", "inf", "-inf", "-1", "0", "1e300", "1e-300", "much", ""),
@@ -81,12 +81,12 @@ def settings(rng: np.random.Generator) -> list[tuple[str, ...]]:
     config = sokoban.get_config()
     found = []
     for name, value in flat(config).items():
-        kind = next((kind for kind in ODD if isinstance(value, kind)), str)
-        for odd in ODD[kind]:
-            given = {f"--config.{field}": f"{SMALL[field]}" for field in SMALL}
-            given |= {"--config.model.path": "MODEL", f"--config.{name}": odd}
-            found.append(("train", "--workdir=NEW", *(f"{k}={v}" for k, v in given.items())))
-    return shuffled(rng, found)
+        kind = next((kind for kind in ODD_VALUES if isinstance(value, kind)), str)
+        for odd in ODD_VALUES[kind]:
+            options = {f"--config.{field}": f"{SMALL_FIELDS[field]}" for field in SMALL_FIELDS}
+            options |= {"--config.model.path": "MODEL", f"--config.{name}": odd}
+            found.append(("train", "--workdir=NEW", *(f"{k}={v}" for k, v in options.items())))
+    return shuffle(rng, found)
 
 
 def flat(config: ConfigDict, prefix: str = "") -> dict[str, object]:
@@ -106,15 +106,15 @@ def words(rng: np.random.Generator) -> list[tuple[str, ...]]:
         for flag in flags:
             *before, last = flag.split(" ")
             for path in paths:
-                given = (f"{last}={path}",) if last.startswith("--") else (last, path)
-                found.append((command, *before, *filter(None, given)))
+                options = (f"{last}={path}",) if last.startswith("--") else (last, path)
+                found.append((command, *before, *filter(None, options)))
     for command, flags in NUMBERS.items():
-        known = {"evaluate": "--workdir=RUN", "export": "--workdir=RUN", "plot": "RUN"}
+        required = {"evaluate": "--workdir=RUN", "export": "--workdir=RUN", "plot": "RUN"}
         for flag in flags:
-            for odd in (*ODD[int], *ODD[float]):
-                found.append((command, *filter(None, [known.get(command)]), f"{flag}={odd}"))
+            for odd in (*ODD_VALUES[int], *ODD_VALUES[float]):
+                found.append((command, *filter(None, [required.get(command)]), f"{flag}={odd}"))
         found += [(command, f"--{text}") for text in ("", "=", "nonsense", "config.", "\u202e")]
-    return shuffled(rng, found)
+    return shuffle(rng, found)
 
 
 def damages(rng: np.random.Generator, run: Path, model: Path, rollouts: Path):
@@ -134,35 +134,35 @@ def damages(rng: np.random.Generator, run: Path, model: Path, rollouts: Path):
     }
     files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"]
     found = [(line, path, how) for path in files for how in contents for line in READERS]
-    loads = (
+    commands = (
         "evaluate --config=sokoban:llm --model=MODEL",
         "train --workdir=NEW --config.model.path=MODEL",
     )
     files = [path for path in sorted(model.iterdir()) if path.name != CHECKSUMS]
-    found += [(line, path, how) for path in files for how in contents for line in loads] * 4
+    found += [(line, path, how) for path in files for how in contents for line in commands] * 4
     found += [("score --model=MODEL --rollouts=ROLLOUTS", rollouts, how) for how in contents] * 8
-    return [(*one, contents[one[-1]]) for one in shuffled(rng, found)]
+    return [(*one, contents[one[-1]]) for one in shuffle(rng, found)]
 
 
-def shuffled(rng: np.random.Generator, found: list) -> list:
+def shuffle(rng: np.random.Generator, found: list) -> list:
     return [found[i] for i in rng.permutation(len(found))]
 
 
 # ---- running ------------------------------------------------------------------------------------
 
 
-def call(command: str, *given: str, lives: float = LIVES) -> dict[str, object]:
+def call(command: str, *options: str, max_seconds: float = MAX_SECONDS) -> dict[str, object]:
     """Run a command; return {code, output, gap, seconds}, with code None if it still runs."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
-        become(command, given, writes)
+        run_in_child(command, options, writes)
     os.close(writes)
     start = last = time.monotonic()
     output, gap, ended = b"", 0.0, False
     with selectors.DefaultSelector() as selector:
         selector.register(reads, selectors.EVENT_READ)
-        while not ended and time.monotonic() < start + lives:
+        while not ended and time.monotonic() < start + max_seconds:
             if selector.select(0.2):
                 piece = os.read(reads, 1 << 16)
                 ended = not piece
@@ -178,7 +178,7 @@ def call(command: str, *given: str, lives: float = LIVES) -> dict[str, object]:
     return {"code": code, "output": text, "gap": gap, "seconds": time.monotonic() - start}
 
 
-def become(command: str, given: tuple[str, ...], output: int) -> None:
+def run_in_child(command: str, options: tuple[str, ...], output: int) -> None:
     """Run a command in this process, and end the process."""
     from ragen_jax import __main__ as commands
 
@@ -190,7 +190,7 @@ def become(command: str, given: tuple[str, ...], output: int) -> None:
         os.dup2(output, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1) for n in (1, 2))
-        sys.argv[:] = [f"ragen_jax.{command}", *given]
+        sys.argv[:] = [f"ragen_jax.{command}", *options]
         commands.run(command)
         code = 0
     except SystemExit as end:
@@ -207,7 +207,7 @@ def become(command: str, given: tuple[str, ...], output: int) -> None:
         os._exit(code)
 
 
-def wrong(found: dict) -> str:
+def find_error(found: dict) -> str:
     """Return the error of a command's result; "" if there is none."""
     if "Traceback (most recent call last)" in found["output"]:
         return "a traceback"
@@ -215,7 +215,7 @@ def wrong(found: dict) -> str:
         return f"exit code {found['code']}"
     if found["code"] == 2 and not found["output"].strip():
         return "exit code 2 without a message"
-    if found["gap"] > SILENCE + LATE:
+    if found["gap"] > MAX_SILENCE + LATENESS:
         return f"{found['gap']:.0f} s of silence"
     return ""
 
@@ -226,13 +226,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write every input to this JSON file")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     import_all()
     root = Path(tempfile.mkdtemp(prefix="odd-"))
-    print(f"{given.count} inputs, seed {given.seed}, in {root}", flush=True)
+    print(f"{options.count} inputs, seed {options.seed}, in {root}", flush=True)
     places = prepare(root)
-    rng = np.random.default_rng(given.seed)
-    count = given.count
+    rng = np.random.default_rng(options.seed)
+    count = options.count
     inputs = [("field", line, None) for line in settings(rng)[: count // 2]]
     inputs += [("word or path", line, None) for line in words(rng)[: count // 4]]
     damaged = damages(rng, places["RUN"], places["MODEL"], places["ROLLOUTS"])
@@ -240,13 +240,13 @@ def main(argv: list[str]) -> None:
     trials = []
     for kind, line, damage in inputs:
         found = attempt(root, places, line, damage) | {"kind": kind, "line": line[:1] + line[-1:]}
-        found["wrong"] = wrong(found)
+        found["wrong"] = find_error(found)
         trials.append(found)
         if found["wrong"]:
             print(f"{len(trials)}  WRONG, {found['wrong']}: {' '.join(line)} "
                   f"{damage and damage[:2]}\n{found['output'][-1500:]}", flush=True)  # fmt: skip
-        if given.out:
-            given.out.write_text(json.dumps(trials, indent=1))
+        if options.out:
+            options.out.write_text(json.dumps(trials, indent=1))
     print(as_table(trials))
     shutil.rmtree(root)
     if any(trial["wrong"] for trial in trials):
@@ -274,13 +274,13 @@ def prepare(root: Path) -> dict[str, Path]:
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         raise RuntimeError("the agent could not be made")
-    fields = [f"--config.{name}={value}" for name, value in SMALL.items()]
+    fields = [f"--config.{name}={value}" for name, value in SMALL_FIELDS.items()]
     fields += ["--config.rollout.save_every=1", f"--config.model.path={places['MODEL']}"]
-    made = call("train", f"--workdir={places['RUN']}", *fields, lives=900.0)
-    if made["code"] != 0:
-        raise RuntimeError(f"the run failed: {made['output']}")
-    (stored,) = (places["RUN"] / "rollouts").iterdir()
-    shutil.copy(stored, places["ROLLOUTS"])
+    result = call("train", f"--workdir={places['RUN']}", *fields, max_seconds=900.0)
+    if result["code"] != 0:
+        raise RuntimeError(f"the run failed: {result['output']}")
+    (rollouts,) = (places["RUN"] / "rollouts").iterdir()
+    shutil.copy(rollouts, places["ROLLOUTS"])
     places |= {name: root / name.lower() for name in ("EMPTY", "FILE", "BYTES")}
     places["EMPTY"].mkdir()
     places["FILE"].write_text("hello\n")
@@ -309,13 +309,13 @@ def attempt(root: Path, places: dict[str, Path], line: tuple[str, ...], damage) 
             file.mkdir()
         elif how != "gone":
             file.write_bytes(content(before))
-    filled = [fill(word, here) for word in line]
+    words_with_paths = [fill(word, here) for word in line]
     os.chdir(work)  # files with relative paths are written here
     try:
-        return call(*filled)
+        return call(*words_with_paths)
     finally:
         if places["NULL"].is_file():
-            raise RuntimeError(f"{filled} replaced a device by a file")
+            raise RuntimeError(f"{words_with_paths} replaced a device by a file")
         os.chdir(root)
         places["NULL"].unlink(missing_ok=True)
         shutil.rmtree(work)
@@ -333,10 +333,10 @@ def as_table(trials: list[dict]) -> str:
     """Return a table: numbers refused, used and wrong of each kind, and the longest silence."""
     rows = ["| input | tried | refused (2) | used | wrong | longest silence |", "| --- " * 6 + "|"]
     for kind in [*dict.fromkeys(trial["kind"] for trial in trials), "all"]:
-        mine = [trial for trial in trials if kind in (trial["kind"], "all")]
-        codes = Counter("refused" if trial["code"] == 2 else "used" for trial in mine)
-        gap = max(trial["gap"] for trial in mine)
-        bad = sum(bool(trial["wrong"]) for trial in mine)
-        rows.append(f"| {kind} | {len(mine)} | {codes['refused']} | {codes['used']} | {bad} "
+        chosen = [trial for trial in trials if kind in (trial["kind"], "all")]
+        codes = Counter("refused" if trial["code"] == 2 else "used" for trial in chosen)
+        gap = max(trial["gap"] for trial in chosen)
+        bad = sum(bool(trial["wrong"]) for trial in chosen)
+        rows.append(f"| {kind} | {len(chosen)} | {codes['refused']} | {codes['used']} | {bad} "
                     f"| {gap:.1f} s |")  # fmt: skip
     return "\n".join(rows)

@@ -31,15 +31,15 @@ def row_lengths(rng):
     return PROMPT + (TURNS - 1) * OBSERVATION + replies.sum(1)
 
 
-def batch_of(length_B, rng, vocab_size):
+def random_batch(length_B, rng, vocab_size):
     """Return (`Batch` of random rows whose tokens after the first prompt are trained on,
     advantages)."""
     B, T = len(length_B), length_bucket(length_B.max())
     position = np.arange(T)
-    inside = position < length_B[:, None]
-    mask = (inside & (position >= PROMPT)).astype(np.float32)
+    in_row = position < length_B[:, None]
+    mask = (in_row & (position >= PROMPT)).astype(np.float32)
     batch = Batch(
-        tokens_BT=np.where(inside, rng.integers(0, vocab_size, (B, T)), 0).astype(np.int32),
+        tokens_BT=np.where(in_row, rng.integers(0, vocab_size, (B, T)), 0).astype(np.int32),
         mask_BT=mask,
         logp_BT=(-np.log(vocab_size) * mask).astype(np.float32),
         turn_BT=np.where(mask > 0, 0, -1).astype(np.int32),
@@ -53,7 +53,7 @@ def batch_of(length_B, rng, vocab_size):
     return batch, rng.normal(size=(B, 1)).astype(np.float32) * mask
 
 
-def whole(minibatches, length_B, T, *, micro_batch):
+def pad_to_longest(minibatches, length_B, T, *, micro_batch):
     """Replace `split_by_length` of buckets.py: pad every row to the longest row of the step."""
     return [[buckets.Piece(rows, T)] for rows in minibatches]
 
@@ -65,35 +65,35 @@ def padded_update(repeats):
     """
     rng = np.random.default_rng(0)
     length_B = row_lengths(rng)
-    batch, advantage_BT = batch_of(length_B, rng, MODEL.vocab_size)
+    batch, advantage_BT = random_batch(length_B, rng, MODEL.vocab_size)
     model, mesh = Qwen(MODEL), make_mesh(data=-1, fsdp=1, tensor=1)
     optimizer = optax.sgd(LEARNING_RATE)
-    shares = {}
+    efficiencies = {}
 
-    def updater(name, patched):
-        held = [init_state(random_params(MODEL), optimizer, mesh)]
+    def updater(name, patch):
+        states = [init_state(random_params(MODEL), optimizer, mesh)]
 
         def run():
-            with patched():
+            with patch():
                 layout = MinibatchLayout(mesh, MINIBATCHES, MICRO_BATCH, EPISODES // MINIBATCHES)
                 rows, rng = np.arange(EPISODES), np.random.default_rng(1)
                 plan = plan_policy(LOSS, batch, advantage_BT, rows, layout, rng=rng)
                 rates = np.ones(MINIBATCHES, np.float32)
-                held[0], metrics = update_policy(
-                    model, optimizer, LOSS, held[0], plan, rates=rates, loss_scale=1.0
+                states[0], metrics = update_policy(
+                    model, optimizer, LOSS, states[0], plan, rates=rates, loss_scale=1.0
                 )
-            jax.block_until_ready(held[0].params)
-            shares[name] = metrics["update/real_share"]
+            jax.block_until_ready(states[0].params)
+            efficiencies[name] = metrics["update/real_share"]
 
         return run
 
     ours = updater("cut", contextlib.nullcontext)
-    other = updater("padded", lambda: mock.patch.object(buckets, "split_by_length", whole))
+    other = updater("padded", lambda: mock.patch.object(buckets, "split_by_length", pad_to_longest))
     found = compare(ours, other, repeats=repeats)
     return [
         Row(
-            name=f"updates of a step, token efficiency {shares['cut']:.2f}",
-            other_name=f"padded to the longest, token efficiency {shares['padded']:.2f}",
+            name=f"updates of a step, token efficiency {efficiencies['cut']:.2f}",
+            other_name=f"padded to the longest, token efficiency {efficiencies['padded']:.2f}",
             target=1.4,
             work=int(length_B.sum()),
             flops=sum(update_flops(MODEL, rows=1, length=int(n)) for n in length_B),

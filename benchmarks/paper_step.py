@@ -16,8 +16,8 @@ import optax
 
 from benchmarks.llm import LEARNING_RATE, LOSS
 from benchmarks.measure import Row, compare
-from benchmarks.padding import whole
-from benchmarks.slots import planted
+from benchmarks.padding import pad_to_longest
+from benchmarks.slots import planted_setting
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import sampling_params
@@ -48,21 +48,21 @@ def paper_step(
     """
     shape = dataclasses.replace(shape, tied=False)  # slots.py replaces the head
     sizes = dict(turns=turns, members=members, limit=limit, shape=shape, prompt="full")
-    with planted(heavy=True, **sizes) as setting:
+    with planted_setting(heavy=True, **sizes) as setting:
         mesh, optimizer = make_mesh(data=-1, fsdp=1, tensor=1), optax.sgd(LEARNING_RATE)
-        held = [init_state(setting.params, optimizer, mesh)]
-        policy = sampling_params(held[0].params, setting.model, mesh)
+        states = [init_state(setting.params, optimizer, mesh)]
+        policy = sampling_params(states[0].params, setting.model, mesh)
         if shape.dtype == "float32":  # sampling would use the parameters, which updates donate
             policy = jax.tree.map(jnp.copy, policy)
         setting = dataclasses.replace(setting, params=policy)
 
-        def play(served):
-            return setting.play(slots=served)
+        def play(slots):
+            return setting.play(slots=slots)
 
-        def learn(episodes, patched):
+        def learn(episodes, patch):
             batch = make_batch(episodes)
             rng = np.random.default_rng(0)
-            with patched():
+            with patch():
                 rows = len(episodes)
                 plan = plan_policy(
                     LOSS,
@@ -73,36 +73,36 @@ def paper_step(
                     rng=rng,
                 )
                 rates = np.ones(minibatches, np.float32)
-                held[0], metrics = update_policy(
-                    setting.model, optimizer, LOSS, held[0], plan, rates=rates, loss_scale=1.0
+                states[0], metrics = update_policy(
+                    setting.model, optimizer, LOSS, states[0], plan, rates=rates, loss_scale=1.0
                 )
             if metrics["update/skipped"]:
                 raise RuntimeError("an update was skipped: not finite")
-            jax.block_until_ready(held[0].params)
+            jax.block_until_ready(states[0].params)
             return metrics["update/real_share"]
 
-        cut, padded = (
+        by_length, padded = (
             contextlib.nullcontext,
-            lambda: mock.patch.object(buckets, "split_by_length", whole),
+            lambda: mock.patch.object(buckets, "split_by_length", pad_to_longest),
         )
         episodes = play(0)
-        shares = learn(episodes, cut), learn(episodes, padded)
+        efficiencies = learn(episodes, by_length), learn(episodes, padded)
         sampled = sum(len(turn.sampled) for e in episodes for turn in e.turns)
-        sides = {
+        cases = {
             f"rollout, {slots} slots": (lambda: play(slots), lambda: play(0)),
-            f"updates, token efficiency {shares[0]:.2f} instead of {shares[1]:.2f}": (
-                lambda: learn(episodes, cut),
+            f"updates, token efficiency {efficiencies[0]:.2f} instead of {efficiencies[1]:.2f}": (
+                lambda: learn(episodes, by_length),
                 lambda: learn(episodes, padded),
             ),
-            "step": (lambda: learn(play(slots), cut), lambda: learn(play(0), padded)),
+            "step": (lambda: learn(play(slots), by_length), lambda: learn(play(0), padded)),
         }
         return [
             Row(
-                name=f"{name} {side}",
+                name=f"{name} {case}",
                 other_name="lock step, padded",
                 work=sampled,
                 unit="new tokens",
                 **compare(ours, other, repeats=repeats, warmup=1),
             )
-            for side, (ours, other) in sides.items()
+            for case, (ours, other) in cases.items()
         ]

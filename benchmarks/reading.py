@@ -52,8 +52,8 @@ def _replies(replies, tokens):
     chat = dataclasses.replace(chat, token_bytes=(*chat.token_bytes, *words))
     answer = chat.reply_ids("</think><answer>Up || Down</answer>")
     # The frequencies of a language: in proportion to 1 / n for the n-th word (Zipf).
-    share = 1 / np.arange(1, len(words) + 1)
-    drawn_BT = rng.choice(len(words), size=(replies, tokens), p=share / share.sum())
+    frequency_V = 1 / np.arange(1, len(words) + 1)
+    drawn_BT = rng.choice(len(words), size=(replies, tokens), p=frequency_V / frequency_V.sum())
     ids_BT = (VOCABULARY - len(words) + drawn_BT).astype(np.int32)
     ids_BT[:, -len(answer) :] = answer
     return chat, ids_BT
@@ -84,7 +84,7 @@ def read_one_by_one(chat, sampled):
     if not chat.actions:
         said = said.strip()
         return Reply(reasoning, answer, (said,) if said else (), bool(said))
-    known = {action.lower(): action for action in chat.actions}
+    actions_by_word = {action.lower(): action for action in chat.actions}
     words = [word.strip().lower() for word in said.split("||")][: chat.format.actions_per_turn]
-    actions = tuple(known[word] for word in words if word in known)
+    actions = tuple(actions_by_word[word] for word in words if word in actions_by_word)
     return Reply(reasoning, answer, actions, len(actions) == len(words))

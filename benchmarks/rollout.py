@@ -6,6 +6,7 @@ Environment, tokenizing and reading of replies are included. Both contexts, and 
 shared prompts and by pairs, are measured in turn in one process; medians are printed.
 """
 
+import dataclasses
 import statistics
 import time
 
@@ -14,6 +15,7 @@ from absl import flags
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_budgets, build_chat, build_environment
+from ragen_jax.config.load import load_config
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.rollout.episode import PlaySettings, Sampling
@@ -23,13 +25,14 @@ from ragen_jax.run.load import load_policy
 
 def main(argv):
     del argv
-    config = CONFIG.value
+    config = load_config(CONFIG.value)
     environment = build_environment(config.env, "train")
     policy = load_policy(config, None)
     chats = {}
     for context in ("single_turn", "full"):
-        config.env.context = context
-        chats[context] = build_chat(config, policy.tokenizer, environment)
+        env = dataclasses.replace(config.env, context=context)
+        with_context = dataclasses.replace(config, env=env)
+        chats[context] = build_chat(with_context, policy.tokenizer, environment)
     seconds = {name: [] for name in (*chats, "shared prompts", "naive pairs")}
     for repeat in range(REPEATS.value + 3):
         seeds = [8 * repeat + g for g in range(config.rollout.groups)]

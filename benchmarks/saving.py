@@ -31,7 +31,7 @@ def saving(repeats, *, side=SIDE, products=PRODUCTS):
             lambda: _without(lambda: checkpoints.save(next(steps), state, wait=True)),
             repeats=repeats,
         )
-        waited, beside = [], []
+        wait_times, product_times = [], []
 
         def work():
             """Return seconds until the save is in the background, and until the products end."""
@@ -46,15 +46,15 @@ def saving(repeats, *, side=SIDE, products=PRODUCTS):
 
         for _ in range(1 + repeats):
             ours, other = work(), _without(work)
-            waited.append((ours[0], other[0]))
-            beside.append((ours[1], other[1]))
+            wait_times.append((ours[0], other[0]))
+            product_times.append((ours[1], other[1]))
         checkpoints.close()
     return [
         Row("a save with checksums, to its end", **row, other_name="without"),
-        Row("waiting time of the training", **summarise(waited[1:]), other_name="without"),
+        Row("waiting time of the training", **summarise(wait_times[1:]), other_name="without"),
         Row(
             f"and {products} products in parallel with the save",
-            **summarise(beside[1:]),
+            **summarise(product_times[1:]),
             other_name="without",
         ),
     ]

@@ -27,7 +27,7 @@ MICRO_BATCH, PAIRS = 32, 2  # rows per call, shared prompts and pairs: about the
 # number of prompts, number of reasonings, mean tokens of a prompt and of a reasoning, target ratio
 SIZES = ((8, 128, 350, 80, 4), (64, 64, 900, 80, 8))
 BASE = {"M": 32, "N": 16, "P": 256, "Z": 64}
-VARIED = {
+VARIED_SIZES = {
     "M": (16, 32, 64, 128, 256),
     "N": (8, 16, 32, 64, 128),
     "P": (64, 128, 256, 512, 1024),
@@ -55,16 +55,16 @@ def scoring(repeats, *, sizes=SIZES):
 
         seconds = compare(ours, naive, repeats=repeats, warmup=1)
         (score, length_M), (expected, _) = found["ours"], found["naive"]
-        apart = np.abs((score - expected) / length_M[:, None]).max()
-        if apart > 1e-4:
-            raise RuntimeError(f"the two methods differ by {apart:.2g} nats per token")
+        difference = np.abs((score - expected) / length_M[:, None]).max()
+        if difference > 1e-4:
+            raise RuntimeError(f"the two methods differ by {difference:.2g} nats per token")
         tokens, lengths = sum(map(len, prompts)), sum(map(len, reasonings))
         ceiling = (M * tokens + N * lengths) / (tokens + N * lengths)
         memory = call_memory(N=N, M=M, P=max(map(len, prompts)), Z=max(map(len, reasonings)))
         rows.append(
             Row(
                 name=f"{N} prompts of {P} x {M} reasonings of {Z} "
-                f"(ceiling {ceiling:.1f}, {apart:.0e} nats, {memory / 1e6:.0f} MB a call)",
+                f"(ceiling {ceiling:.1f}, {difference:.0e} nats, {memory / 1e6:.0f} MB a call)",
                 other_name="pairs",
                 target=target,
                 work=N * lengths,
@@ -101,39 +101,43 @@ def call_memory(*, N, M, P, Z):
     outs = jax.eval_shape(lambda params, *args: read(model, params, *args), params, *ints[:2])
     parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
     largest = 0
-    for lowered in (
+    for program in (
         read.lower(model, params, *ints[:2]),
         cross_scoring.score_block.lower(model, params, *outs, *ints[2:]),
     ):
-        found = lowered.compile().memory_analysis()
-        held = found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes
-        largest = max(largest, held - parameters)
+        found = program.compile().memory_analysis()
+        call_bytes = (
+            found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes
+        )
+        largest = max(largest, call_bytes - parameters)
     return largest
 
 
 # ------------------------------------------------------------------------------ growth
 
 
-def growth(repeats, *, base=BASE, varied=VARIED):
+def growth(repeats, *, base=BASE, varied_sizes=VARIED_SIZES):
     """Return [(name of the varied size, sizes, median seconds, bytes of the largest call)].
 
     All points are measured in turn, `repeats` times, so that a slow period of the machine affects
     all of them.
     """
     model, params = Qwen(SHAPE), random_params(SHAPE)
-    points = [(name, base | {name: value}) for name, values in varied.items() for value in values]
+    points = [
+        (name, base | {name: value}) for name, values in varied_sizes.items() for value in values
+    ]
     seconds = [[] for _ in points]
     for _ in range(1 + repeats):
-        for (_, sizes), taken in zip(points, seconds, strict=True):
+        for (_, sizes), times in zip(points, seconds, strict=True):
             rng = np.random.default_rng(0)
             prompts = _ids(rng, sizes["N"], sizes["P"], 0)
             reasonings = _ids(rng, sizes["M"], sizes["Z"], 0)
             start = time.perf_counter()
             cross_score(model, params, prompts, reasonings, micro_batch=MICRO_BATCH)
-            taken.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
     return [
-        (name, sizes, statistics.median(taken[1:]), call_memory(**sizes))
-        for (name, sizes), taken in zip(points, seconds, strict=True)
+        (name, sizes, statistics.median(times[1:]), call_memory(**sizes))
+        for (name, sizes), times in zip(points, seconds, strict=True)
     ]
 
 
@@ -142,11 +146,11 @@ def counts(*, N, M, P, Z):
     return N * P + M * N * Z, N * P * P + M * N * Z * (P + Z)
 
 
-def fitted(points):
+def fit_rates(points):
     """Return seconds per token and per (query, key) pair, with the least relative errors."""
-    taken = np.array([seconds for _, _, seconds, _ in points])
+    times = np.array([seconds for _, _, seconds, _ in points])
     work = np.array([counts(**sizes) for _, sizes, _, _ in points])
-    rates, *_ = np.linalg.lstsq(work / taken[:, None], np.ones(len(taken)), rcond=None)
+    rates, *_ = np.linalg.lstsq(work / times[:, None], np.ones(len(times)), rcond=None)
     return rates
 
 
@@ -157,7 +161,7 @@ def draw(points, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rates = fitted(points)
+    rates = fit_rates(points)
     figure, axes = plt.subplots(2, len(NAMES), figsize=(13, 6), sharey="row")
     for column, (name, label) in enumerate(NAMES.items()):
         one = [point for point in points if point[0] == name]
@@ -166,7 +170,7 @@ def draw(points, path):
         top.loglog(values, [seconds for *_, seconds, _ in one], "o", label="measured")
         predicted = [rates @ counts(**sizes) for _, sizes, _, _ in one]
         top.loglog(values, predicted, "-", label="predicted by the counts")
-        memory = [held / 1e6 for *_, held in one]
+        memory = [call_bytes / 1e6 for *_, call_bytes in one]
         bottom.loglog(values, memory, "s-", label="largest call")
         pairs = memory[0] * np.array(values) / values[0]
         bottom.loglog(values, pairs, ":", label=f"in proportion to {name}")
@@ -193,12 +197,12 @@ def main():
     options = parser.parse_args()
     keep_freed_memory()
     points = growth(options.repeats)
-    token, pair = fitted(points)
-    for name, sizes, seconds, held in points:
+    token, pair = fit_rates(points)
+    for name, sizes, seconds, call_bytes in points:
         predicted = np.array([token, pair]) @ counts(**sizes)
         print(
             f"{name} = {sizes[name]:<5} {seconds:7.3f} s  predicted {predicted:7.3f} s  "
-            f"{held / 1e6:6.1f} MB per call"
+            f"{call_bytes / 1e6:6.1f} MB per call"
         )
     print(f"{1e6 * token:.3f} us per token, {1e9 * pair:.3f} ns per (query, key) pair")
     if options.png:

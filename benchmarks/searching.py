@@ -37,8 +37,8 @@ def bm25(repeats, *, passages=PASSAGES):
 
 def _texts(rng, count, words):
     """Return random texts with the word frequencies of a language: the n-th 1 / n (Zipf)."""
-    share = 1 / np.arange(1, VOCABULARY + 1)
-    drawn = rng.choice(VOCABULARY, size=(count, words), p=share / share.sum())
+    frequency_V = 1 / np.arange(1, VOCABULARY + 1)
+    drawn = rng.choice(VOCABULARY, size=(count, words), p=frequency_V / frequency_V.sum())
     return [" ".join(f"w{n}" for n in row) for row in drawn.tolist()]
 
 
@@ -64,7 +64,7 @@ def flat_search(repeats, *, rows=100_000, width=768, queries=(1, 8, 32, 128)):
         def other(query_QD=query_QD):
             theirs.search(query_QD, K)
 
-        timed = compare(one, other if theirs is not None else None, repeats=repeats)
+        times = compare(one, other if theirs is not None else None, repeats=repeats)
         found.append(
             Row(
                 name=f"{count} queries, {rows:,} x {width}, {jax.device_count()} devices",
@@ -74,7 +74,7 @@ def flat_search(repeats, *, rows=100_000, width=768, queries=(1, 8, 32, 128)):
                 bytes=matrix_ND.nbytes,
                 flops=2 * count * matrix_ND.size,
                 skipped=skipped,
-                **timed,
+                **times,
             )
         )
     return found

@@ -44,7 +44,9 @@ TEN_MILLION = ModelConfig(
 
 
 @contextlib.contextmanager
-def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION, **prompts):
+def planted_setting(
+    *, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION, **prompts
+):
     """Yield a `Setting` with full history and replies of planted lengths.
 
     Args:
@@ -61,29 +63,29 @@ def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION
         yield dataclasses.replace(setting, params=params, chat=chat)
 
 
-def slots(repeats, *, served=(0, 8), **sizes):
+def slots(repeats, *, slots_and_chunk=(0, 8), **sizes):
     """Heavy-tailed replies of 128 episodes of five turns, all at once; 10 M parameters."""
-    return [_against_lock_step(True, repeats, served, 1.6, sizes)]
+    return [_against_lock_step(True, repeats, slots_and_chunk, 1.6, sizes)]
 
 
-def slots_equal(repeats, *, served=(0, 8), **sizes):
+def slots_equal(repeats, *, slots_and_chunk=(0, 8), **sizes):
     """The same with equally long replies, so that no episode waits in lock step either."""
-    return [_against_lock_step(False, repeats, served, 0.97, sizes)]
+    return [_against_lock_step(False, repeats, slots_and_chunk, 0.97, sizes)]
 
 
-def slots_64(repeats, *, served=(64, 8), **sizes):
+def slots_64(repeats, *, slots_and_chunk=(64, 8), **sizes):
     """Heavy-tailed replies, 64 episodes at a time: half of the cache."""
-    return [_against_lock_step(True, repeats, served, 1.6, sizes)]
+    return [_against_lock_step(True, repeats, slots_and_chunk, 1.6, sizes)]
 
 
-def _against_lock_step(heavy, repeats, served, target, sizes):
+def _against_lock_step(heavy, repeats, slots_and_chunk, target, sizes):
     """Return the `Row` of heavy-tailed or equally long replies.
 
     Args:
       served: (slots, chunk).
     """
-    count, chunk = served
-    with planted(heavy=heavy, **sizes) as setting:
+    count, chunk = slots_and_chunk
+    with planted_setting(heavy=heavy, **sizes) as setting:
         episodes = setting.play(slots=count, chunk=chunk)
         _check_same(episodes, setting.play())
         kind = "heavy-tailed" if heavy else "equally long"
@@ -102,13 +104,13 @@ def _against_lock_step(heavy, repeats, served, target, sizes):
         )
 
 
-def tiny_step(repeats, *, steps=8, **changed):
+def tiny_step(repeats, *, steps=8, **changes):
     """A step of the default run with slots, after the steps that compile, against lock step."""
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats + 1):
             paths = {slots: Path(folder) / f"{repeat}-{slots}" for slots in (128, 0)}
-            seconds.append([_step(path, slots, steps, changed) for slots, path in paths.items()])
+            seconds.append([_step(path, slots, steps, changes) for slots, path in paths.items()])
     return [
         Row(
             name="a step of the default run, slots on",
@@ -119,13 +121,13 @@ def tiny_step(repeats, *, steps=8, **changed):
     ]
 
 
-def _step(workdir, slots, steps, changed):
+def _step(workdir, slots, steps, changes):
     """Return the median seconds of a step, without the first two: updates have other lengths."""
     config = sokoban.get_config()
     config.steps, config.rollout.slots, config.log.trackers = steps, slots, ()
     config.eval.every = config.report.every = 0
     config.checkpoint.export = False
-    config.update_from_flattened_dict(changed)
+    config.update_from_flattened_dict(changes)
     with contextlib.redirect_stdout(io.StringIO()):
         train.train(config, workdir)
     return statistics.median(
@@ -160,9 +162,9 @@ def slots_memory(repeats, *, groups=(8, 64), members=16, slots=128):
 
 PEAK = """
 import json, resource, sys, time
-from benchmarks.slots import planted
+from benchmarks.slots import planted_setting
 groups, members, slots = map(int, sys.argv[1:])
-with planted(heavy=True, turns=(5,) * groups, members=members) as setting:
+with planted_setting(heavy=True, turns=(5,) * groups, members=members) as setting:
     start = time.perf_counter()
     setting.play(slots=slots, chunk=8)
     seconds = time.perf_counter() - start

@@ -29,7 +29,7 @@ RARE_WORDS = 5  # rare words added to a product's text, as in real catalogues
 VOCABULARY = 200_000
 
 
-def described(product, draws):
+def describe(product, draws):
     """Return a product's description with rare words, some much rarer than others."""
     ranks = (int(VOCABULARY * draws.random() ** 3) for _ in range(RARE_WORDS))
     return f"{product.description} {' '.join(f'w{rank:x}' for rank in ranks)}"
@@ -55,7 +55,7 @@ def write(folder, products):
             item = {
                 "asin": product.asin,
                 "name": product.title,
-                "full_description": described(product, draws),
+                "full_description": describe(product, draws),
                 "small_description": product.bullets,
                 "pricing": product.tag,
                 "images": [""],
@@ -65,13 +65,13 @@ def write(folder, products):
                 "product_category": product.product_category,
             }
             (wish,) = product.wishes
-            said = {
+            wish_fields = {
                 "attributes": product.attributes,
                 "instruction": wish.text,
                 "instruction_attributes": wish.attributes,
             }
             items.write(comma + json.dumps(item))
-            attributes.write(f"{comma}{json.dumps(product.asin)}: {json.dumps(said)}")
+            attributes.write(f"{comma}{json.dumps(product.asin)}: {json.dumps(wish_fields)}")
         items.write("]")
         attributes.write("}")
     sizes = [f"{path.name} {path.stat().st_size / 1e6:.0f} MB" for path in folder.glob("*.json")]
@@ -84,21 +84,23 @@ def bm25s(folder):
     env = WebShop(path=folder / "items_shuffle.json", attributes_path=folder / "items_ins_v2.json")
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     print(f"{len(env.shop.products)} products, {len(env.shop.goals)} goals, ready after")
-    print(f"  {seconds:.1f} s, {cpu:.1f} s of CPU time; {peak()}")
-    opening = []
+    print(f"  {seconds:.1f} s, {cpu:.1f} s of CPU time; {format_peak()}")
+    page_times = []
     for seed in range(QUERIES):
         state = env.reset(seed)
         text = " ".join((*state.goal.attributes, env.shop.products[state.goal.place].query))
         results = env.step(state, f"search[{text}]").state
         env.shop.find(results.query)  # cached, so that only the page is timed
-        opening.append(timed(lambda results=results: env.render(results))[0])
+        page_times.append(time_call(lambda results=results: env.render(results))[0])
         click = env.choices(results)[-1]
         item = env.step(results, click).state
-        opening.append(timed(lambda item=item: env.render(item))[0])
-        opening.append(timed(lambda item=item: env.step(item, "click[buy now]"))[0])
-    print(f"  page or purchase: {told(opening[3:])}")  # the first purchase imports a package
-    found = [timed(lambda text=text: env.shop.index.search(text)) for text in queries(env)]
-    print(f"  search: {told([seconds for seconds, _ in found])}; {peak()}")
+        page_times.append(time_call(lambda item=item: env.render(item))[0])
+        page_times.append(time_call(lambda item=item: env.step(item, "click[buy now]"))[0])
+    print(
+        f"  page or purchase: {format_times(page_times[3:])}"
+    )  # the first purchase imports a package
+    found = [time_call(lambda text=text: env.shop.index.search(text)) for text in queries(env)]
+    print(f"  search: {format_times([seconds for seconds, _ in found])}; {format_peak()}")
     (folder / "found.json").write_text(
         json.dumps([[env.shop.products[p].asin for p in places.tolist()] for _, places in found])
     )
@@ -108,8 +110,8 @@ def queries(env):
     """Yield queries: attributes with a product's query, titles, whole texts, and queries alone."""
     for seed in range(QUERIES):
         product = env.shop.products[env.reset(seed).goal.place]
-        about = [" ".join((*product.attributes[:2], product.query)), product.title]
-        yield [*about, search.indexed_text(product), product.query][seed % 4]
+        texts = [" ".join((*product.attributes[:2], product.query)), product.title]
+        yield [*texts, search.indexed_text(product), product.query][seed % 4]
 
 
 def tantivy(folder):
@@ -132,7 +134,7 @@ def tantivy(folder):
     writer.wait_merging_threads()
     index.reload()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    print(f"indexed after {seconds:.1f} s, {cpu:.1f} s of CPU time; {peak()}")
+    print(f"indexed after {seconds:.1f} s, {cpu:.1f} s of CPU time; {format_peak()}")
     searcher = index.searcher()
 
     def found(text):
@@ -140,33 +142,34 @@ def tantivy(folder):
         hits = searcher.search(query, search.MAX_RESULTS).hits
         return [searcher.doc(address)["asin"][0] for _, address in hits]
 
-    timings, shared = [], []
+    timings, fractions = [], []
     for text, other in zip(
         queries(env), json.loads((folder / "found.json").read_text()), strict=True
     ):
-        seconds, asins = timed(lambda text=text: found(text))
+        seconds, asins = time_call(lambda text=text: found(text))
         timings.append(seconds)
-        shared.append(len(set(asins) & set(other)) / len(other))
-    print(f"  search: {told(timings)}; {peak()}")
+        fractions.append(len(set(asins) & set(other)) / len(other))
+    print(f"  search: {format_times(timings)}; {format_peak()}")
     print(
-        f"  fraction of bm25s's {search.MAX_RESULTS} products found: {statistics.mean(shared):.2f}"
+        f"  fraction of bm25s's {search.MAX_RESULTS} products found: "
+        f"{statistics.mean(fractions):.2f}"
     )
 
 
-def timed(function):
+def time_call(function):
     """Call a function; return (seconds of CPU time, result)."""
     start = time.process_time()
     result = function()
     return time.process_time() - start, result
 
 
-def told(seconds):
+def format_times(seconds):
     """Return the median and the slowest time as text."""
     ordered = sorted(seconds)
     return f"median {1e3 * statistics.median(ordered):.2f} ms, slowest {1e3 * ordered[-1]:.2f} ms"
 
 
-def peak():
+def format_peak():
     """Return the process's peak resident memory so far as text."""
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"at most {kib / 2**20:.2f} GiB of memory"

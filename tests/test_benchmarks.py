@@ -34,7 +34,7 @@ from benchmarks import (
 )
 from benchmarks.chaos import clocks, environments, servers
 from benchmarks.chaos.kinds import KINDS, SETUPS
-from benchmarks.chaos.trial import Trial, Wrong
+from benchmarks.chaos.trial import Failure, Trial
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 from benchmarks.slots import TEN_MILLION
@@ -105,7 +105,7 @@ SMALL = dataclasses.replace(TEN_MILLION, width=48, layers=2, heads=4, head_dim=1
 @pytest.mark.parametrize("case, tokens", [("slots", None), ("slots_equal", 6 * 2 * 8)])
 def test_slots_against_the_lock_step(case, tokens):
     sizes = dict(turns=(2, 2), members=3, limit=8, shape=SMALL)
-    (row,) = getattr(slots, case)(1, served=(4, 5), **sizes)
+    (row,) = getattr(slots, case)(1, slots_and_chunk=(4, 5), **sizes)
     assert row.ours > 0 and row.other > 0 and "4 slots, chunk 5" in row.name
     assert row.work == tokens or tokens is None and row.work < 6 * 2 * 8
 
@@ -261,13 +261,13 @@ def test_growth_is_fitted_by_tokens_and_pairs():
     rates = np.array([2e-6, 3e-9])
     sizes = [dict(N=8, M=16, P=p, Z=z) for p in (32, 512) for z in (16, 128)]
     points = [("P", one, rates @ scoring.counts(**one), 0) for one in sizes]
-    np.testing.assert_allclose(scoring.fitted(points), rates, rtol=1e-9)
+    np.testing.assert_allclose(scoring.fit_rates(points), rates, rtol=1e-9)
     assert scoring.counts(N=2, M=3, P=5, Z=4) == (10 + 24, 50 + 24 * 9)
 
 
 def test_growth_is_drawn(tmp_path):
     varied = {"M": (16, 32), "N": (8,), "P": (32,), "Z": (16,)}
-    points = scoring.growth(1, base={"M": 16, "N": 8, "P": 32, "Z": 16}, varied=varied)
+    points = scoring.growth(1, base={"M": 16, "N": 8, "P": 32, "Z": 16}, varied_sizes=varied)
     assert [(name, sizes[name]) for name, sizes, _, _ in points] == [
         *(("M", 16), ("M", 32), ("N", 8), ("P", 32), ("Z", 16))
     ]
@@ -363,7 +363,7 @@ def test_neutral_tokens_are_as_likely_under_every_prompt(monkeypatch):
 def test_a_bank_has_the_scenes_information_at_multiples_of_it(monkeypatch):
     monkeypatch.setattr(alarm, "CALIBRATION", 200)
     scene = alarm.SCENES[0]
-    strength = alarm.strength_of(scene, 0.55)
+    strength = alarm.find_strength(scene, 0.55)
     bank = alarm.make_bank(scene, strength, 40)
     assert bank.retrieval == pytest.approx(0.55, abs=0.02)
     margin_L = [steps[f"{alarm.SCOPES[0]}/own_margin"].mean() for steps in bank.steps_L]
@@ -379,7 +379,7 @@ def test_wandering_and_heavy_tails_are_of_the_size_that_is_said():
     assert wander_RT.std() == pytest.approx(0.15, rel=0.05)
     neighbours = np.corrcoef(wander_RT[:, :-1].ravel(), wander_RT[:, 1:].ravel())[0, 1]
     assert neighbours == pytest.approx(0.9, abs=0.02)
-    assert np.median(alarm.heavy(rng, 400)) == pytest.approx(1, abs=0.01)
+    assert np.median(alarm.heavy_tails(rng, 400)) == pytest.approx(1, abs=0.01)
 
 
 def steady_bank(scale=1.0):
@@ -413,7 +413,7 @@ def test_runs_are_watched_separately_and_rates_are_of_them(monkeypatch):
 
 def test_the_alarm_command(monkeypatch, capsys):
     small = dict(CALIBRATION=10, BANK=10, SCENES=alarm.SCENES[:1], RETRIEVALS=(0.55,))
-    small |= dict(STEPS=30, FALL_AT=20, GRID_L=alarm.GRID_L[::5])
+    small |= dict(STEPS=30, FALL_STEP=20, GRID_L=alarm.GRID_L[::5])
     for name, value in small.items():
         monkeypatch.setattr(alarm, name, value)
     command.main(["alarm", "--repeats=3", "--json"])
@@ -451,9 +451,9 @@ def test_the_power_of_likelihood_ratios_is_the_closed_form_of_normal_looks(monke
 
 
 def test_the_levels_of_the_bound():
-    assert (alarm_bound.LOOKS, alarm_bound.WINDOWS, alarm_bound.BEFORE) == (6, 13, 20)
+    assert (alarm_bound.LOOKS, alarm_bound.WINDOWS, alarm_bound.LOOKS_BEFORE) == (6, 13, 20)
     assert alarm_bound.LEVEL == pytest.approx(0.05 / 13 / 0.95)
-    assert alarm_bound.ONCE == pytest.approx(0.05 / 0.95)
+    assert alarm_bound.SINGLE_LEVEL == pytest.approx(0.05 / 0.95)
 
 
 def test_margins_drawn_at_once_are_those_of_simulated_steps():
@@ -472,7 +472,7 @@ def test_margins_drawn_at_once_are_those_of_simulated_steps():
 
 
 def test_the_bound_command(monkeypatch, capsys):
-    small = dict(DENSITY=60, EVALUATED=60, SUMS=500)
+    small = dict(DENSITY=60, SAMPLES=60, SUMS=500)
     small |= dict(CASES=((alarm.Scene(4, 2, 0.7), (0.6,)),))
     for name, value in small.items():
         monkeypatch.setattr(alarm_bound, name, value)
@@ -512,7 +512,7 @@ def test_kinds_can_be_named_on_the_command_line(capsys):
 def test_a_twin_that_fails_costs_the_kinds_of_its_setup_alone(monkeypatch, tmp_path, capsys):
     def run_twin(name, root):
         if name == "searching":
-            raise Wrong("exit code 1")
+            raise Failure("exit code 1")
 
     monkeypatch.setattr(chaos.loop, "run_twin", run_twin)
     monkeypatch.setattr(chaos.loop, "attempt", lambda *_: "")
@@ -563,7 +563,7 @@ def test_a_trial_is_compared_with_its_twin(trial, path, old, new, wrong):
         file.unlink()
     else:
         file.write_text(file.read_text().replace(old, new))
-    with pytest.raises(Wrong, match=wrong):
+    with pytest.raises(Failure, match=wrong):
         trial.compare()
 
 
@@ -582,15 +582,15 @@ def test_how_a_process_may_end(trial, printed, code, wrong):
     if not wrong:
         assert trial.expect_end(process, 0, 4, says="x") == 4
         return
-    with pytest.raises(Wrong, match=wrong):
+    with pytest.raises(Failure, match=wrong):
         trial.expect_end(process, 0, 4, says="x")
 
 
-@pytest.mark.parametrize("wrong", ["", *servers.QUICK, "drips", "hangs"])
+@pytest.mark.parametrize("wrong", ["", *servers.QUICK_FAILURES, "drips", "hangs"])
 def test_a_spoiled_answer_is_none(tmp_path, wrong):
     trial = Trial(tmp_path, tmp_path, np.random.default_rng(0), servers.SETUP)
     query = ["Where does Berta 17 live?"]
-    with servers.serving(trial, lambda body, before: wrong if before == 0 else "") as server:
+    with servers.serve(trial, lambda body, before: wrong if before == 0 else "") as server:
         url = str(trial.fields["env.options.url"])
         found = [
             RemoteRetriever(url, protocol="ragen", time_limit=1.0, tries=tries, seed=0)
@@ -605,15 +605,20 @@ def test_a_spoiled_answer_is_none(tmp_path, wrong):
 
 
 def test_errors_of_environments_are_what_they_are_called():
-    names = environments.TEXTS + environments.ODD + environments.NO_TEXT
+    names = environments.TEXT_ERRORS + environments.ODD_ERRORS + environments.TEXTLESS_ERRORS
     space = {}
     exec(environments.ERRORS, space)
     assert set(space["MAKE"]) == {*names, "plain", "chinese"}
     for name, make in space["MAKE"].items():
         error = make()
         assert isinstance(error, BaseException), name
-        assert isinstance(error, Exception) == (name not in environments.ODD), name
-    for text in (environments.BREAKING, environments.GRADING, environments.HOSTILE, clocks.SITE):
+        assert isinstance(error, Exception) == (name not in environments.ODD_ERRORS), name
+    for text in (
+        environments.BREAKING_CODE,
+        environments.GRADING_CODE,
+        environments.HOSTILE,
+        clocks.SITE,
+    ):
         compile(text, "text", "exec")
 
 
@@ -630,7 +635,7 @@ def test_errors_of_environments_are_what_they_are_called():
     ],
 )
 def test_what_an_odd_input_may_not_lead_to(found, expected):
-    assert odd.wrong({"gap": 1.0} | found) == expected
+    assert odd.find_error({"gap": 1.0} | found) == expected
 
 
 def test_odd_inputs_are_of_every_field_and_of_files_that_are_read(tmp_path):

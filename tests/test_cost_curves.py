@@ -99,10 +99,10 @@ def test_bytes_are_of_the_larger_of_rollout_and_update():
     parameters = 2 * (64 * 192 + 3 * 64 * 192) + 2 * 281 * 64
     # Keys and values of two layers and key heads of 16, float32, of both caches and the reply.
     cache = 1024 * (50 + 136 + 32) * 2 * 2 * 2 * 16 * 4
-    assert curves.held(many) == 12 * parameters + cache
+    assert curves.peak_bytes(many) == 12 * parameters + cache
     token = 2 * (8 * 64 + 3 * 192) + 2 * 281
     update = 4 * parameters + 4 * 16 * 168 * (token + 2 * 2 * 4 * 168)
-    assert curves.held(few) == 12 * parameters + update
+    assert curves.peak_bytes(few) == 12 * parameters + update
 
 
 def test_slopes_and_table():
@@ -113,8 +113,8 @@ def test_slopes_and_table():
     assert found["predicted peak"][0] == found["peak"][0]
     text = curves.table(all_rows())
     assert "| episodes a step | 1.00 | 1.00 |" in text
-    points = sum(len(values) for values in curves.VARIED.values())
-    assert len(text.splitlines()) == 2 + len(curves.VARIED) + 1 + 2 + points
+    points = sum(len(values) for values in curves.VARIED_SIZES.values())
+    assert len(text.splitlines()) == 2 + len(curves.VARIED_SIZES) + 1 + 2 + points
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path, monkeypatch, capsys):

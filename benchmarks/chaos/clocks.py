@@ -34,16 +34,16 @@ def _jump(trial: Trial) -> float:
     return days * DAY * float(trial.rng.choice([-1, 1]))
 
 
-def jumps_during(trial: Trial) -> None:
+def jump_during_run(trial: Trial) -> None:
     """Let the clock jump at a random moment of the run."""
     (trial.code / "sitecustomize.py").write_text(SITE)
-    until = trial.rng.uniform(3, 25)
-    trial.variables["CHAOS_CLOCK"] = f"0 {until:.2f} {_jump(trial):.0f}"
+    jump_seconds = trial.rng.uniform(3, 25)
+    trial.variables["CHAOS_CLOCK"] = f"0 {jump_seconds:.2f} {_jump(trial):.0f}"
     trial.expect_end(trial.start(), 0)
     trial.compare()
 
 
-def jumps_between(trial: Trial) -> None:
+def jump_before_resume(trial: Trial) -> None:
     """Resume a killed run with a wrong clock, which is corrected during the run."""
     (trial.code / "sitecustomize.py").write_text(SITE)
     trial.kill_midway()
@@ -51,20 +51,20 @@ def jumps_between(trial: Trial) -> None:
     trial.resume()
 
 
-def files_of_another_time(trial: Trial) -> None:
+def change_file_times(trial: Trial) -> None:
     """Give every file of the run and of the cache a time in the past or in the future."""
     trial.kill_midway()
     for folder in (trial.run, trial.cache):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.stat().st_nlink > 1:  # shared with other trials
                 trial.rewrite(path, path.read_bytes())
-            when = path.stat().st_mtime + _jump(trial)
-            os.utime(path, (when, when))
+            timestamp = path.stat().st_mtime + _jump(trial)
+            os.utime(path, (timestamp, timestamp))
     trial.resume()
 
 
 CLOCKS: dict[str, Callable[[Trial], None]] = {
-    "the clock jumps during a run": jumps_during,
-    "the clock jumps before a resume": jumps_between,
-    "files of the past and the future": files_of_another_time,
+    "the clock jumps during a run": jump_during_run,
+    "the clock jumps before a resume": jump_before_resume,
+    "files of the past and the future": change_file_times,
 }

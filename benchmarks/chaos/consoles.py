@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from benchmarks.chaos.trial import Trial, Wrong
+from benchmarks.chaos.trial import Failure, Trial
 
 ENCODINGS: tuple[dict[str, str], ...] = (
     {"PYTHONIOENCODING": "latin-1"},
@@ -14,7 +14,7 @@ ENCODINGS: tuple[dict[str, str], ...] = (
 )
 
 
-def reader_leaves(trial: Trial) -> None:
+def close_reader(trial: Trial) -> None:
     """Close the pipe of standard output after the first lines, as `| head -3` does."""
     reading, writing = os.pipe()
     process = trial.start(stdout=writing, stderr=writing if trial.rng.integers(2) else None)
@@ -26,7 +26,7 @@ def reader_leaves(trial: Trial) -> None:
     trial.compare()
 
 
-def closed_descriptors(trial: Trial) -> None:
+def close_descriptors(trial: Trial) -> None:
     """Start the run from a shell that closes standard output, error or input."""
     closed = [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"][trial.rng.integers(4)]
     wrapper = ("bash", "-c", f'exec "$@" {closed}', "bash")
@@ -34,7 +34,7 @@ def closed_descriptors(trial: Trial) -> None:
     trial.compare()
 
 
-def full_device(trial: Trial) -> None:
+def fill_device(trial: Trial) -> None:
     """Use /dev/full, which refuses every line, as standard output, error or both."""
     which = trial.rng.integers(3)
     with open("/dev/full", "wb") as full:
@@ -45,7 +45,7 @@ def full_device(trial: Trial) -> None:
     trial.compare()
 
 
-def terminal_closed(trial: Trial) -> None:
+def close_terminal(trial: Trial) -> None:
     """Close the terminal during the run."""
     ours, theirs = os.openpty()
     try:
@@ -58,7 +58,7 @@ def terminal_closed(trial: Trial) -> None:
     trial.compare()
 
 
-def narrow_encoding(trial: Trial) -> None:
+def narrow_console_encoding(trial: Trial) -> None:
     """Use a console that cannot print the name of the run's folder, or an environment's error."""
     variables = ENCODINGS[trial.rng.integers(len(ENCODINGS))]
     trial.variables |= variables | {"CHAOS_ERROR": "chinese"}
@@ -66,14 +66,14 @@ def narrow_encoding(trial: Trial) -> None:
         trial.name = "运行_ü"
     trial.expect_end(trial.start(), 0)
     if "failed; the first" not in trial.output():
-        raise Wrong(f"no line names the error: {trial.output()[-1500:]}")
+        raise Failure(f"no line names the error: {trial.output()[-1500:]}")
     trial.compare()
 
 
 CONSOLES: dict[str, Callable[[Trial], None]] = {
-    "| head -3": reader_leaves,
-    "closed descriptors": closed_descriptors,
-    "/dev/full as console": full_device,
-    "the terminal closed": terminal_closed,
+    "| head -3": close_reader,
+    "closed descriptors": close_descriptors,
+    "/dev/full as console": fill_device,
+    "the terminal closed": close_terminal,
 }
-WITH_ERRORS = {"Chinese on a console in Latin-1": narrow_encoding}
+WITH_ERRORS = {"Chinese on a console in Latin-1": narrow_console_encoding}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.chaos.trial import EVERY, STEPS, Trial, Wrong
+from benchmarks.chaos.trial import EVERY, STEPS, Failure, Trial
 from ragen_jax.storage.metrics_reader import read_metrics
 
 # Process id in the names of left-over files: Linux's upper bound, which no process gets. A smaller
@@ -14,7 +14,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 DEAD = 1 << 22
 
 
-def damaged_checkpoint(how: str) -> Callable[[Trial], None]:
+def damage_checkpoint(how: str) -> Callable[[Trial], None]:
     def strike(trial: Trial) -> None:
         trial.kill_midway()
         newest = trial.newest()
@@ -30,26 +30,26 @@ def damaged_checkpoint(how: str) -> Callable[[Trial], None]:
     return strike
 
 
-def newest_checkpoint_removed(trial: Trial) -> None:
+def remove_newest_checkpoint(trial: Trial) -> None:
     trial.kill_midway()
     shutil.rmtree(trial.newest())
     trial.resume()
 
 
-def all_checkpoints_damaged(trial: Trial) -> None:
+def damage_all_checkpoints(trial: Trial) -> None:
     trial.kill_midway()
     mends = [trial.flip(trial.one_of(path / "default")) for path in trial.saved()]
     trial.expect_refusal(lambda: [mend() for mend in mends], "every checkpoint in")
 
 
-def weights_flipped(trial: Trial) -> None:
+def flip_weights(trial: Trial) -> None:
     trial.kill_midway()
     trial.expect_refusal(
         trial.flip(trial.run / "model" / "model.safetensors"), "has changed since it was written"
     )
 
 
-def weights_not_finite(trial: Trial) -> None:
+def write_nonfinite_weights(trial: Trial) -> None:
     trial.kill_midway()
     path, sums = trial.run / "model" / "model.safetensors", trial.run / "model" / "checksums.json"
     kept, checksums = path.read_bytes(), sums.read_bytes()
@@ -67,7 +67,7 @@ def weights_not_finite(trial: Trial) -> None:
     trial.expect_refusal(mend, name)
 
 
-def torn_row(trial: Trial) -> None:
+def tear_row(trial: Trial) -> None:
     trial.kill_midway()
     tails = [b'{"step": 8, "rollout/succ', b"\0" * 40, b"\xff\xfe", b"{}\n", b"null\n[]\n"]
     with (trial.run / "metrics.jsonl").open("ab") as file:
@@ -75,7 +75,7 @@ def torn_row(trial: Trial) -> None:
     trial.resume()
 
 
-def foreign_row(trial: Trial) -> None:
+def insert_foreign_row(trial: Trial) -> None:
     trial.kill_midway()
     lines = trial.lines()
     at = int(trial.rng.integers(1, EVERY + 1))
@@ -84,7 +84,7 @@ def foreign_row(trial: Trial) -> None:
     trial.expect_refusal(mend, f"line {at + 1} does not continue")
 
 
-def lost_rows(trial: Trial) -> None:
+def remove_rows(trial: Trial) -> None:
     trial.kill_midway()
     lines = trial.lines()
     del lines[int(trial.rng.integers(1, EVERY + 1))]
@@ -93,7 +93,7 @@ def lost_rows(trial: Trial) -> None:
     )
 
 
-def repaired(trial: Trial) -> None:
+def repair_rows(trial: Trial) -> None:
     """Remove a row; with --repair, the run continues without it."""
     trial.kill_midway()
     lines = trial.lines()
@@ -103,10 +103,10 @@ def repaired(trial: Trial) -> None:
     trial.expect_end(trial.start("--repair"), 0)
     found = [row["step"] for row in read_metrics(trial.run / "metrics.jsonl")]
     if found != [step for step in range(STEPS + 1) if step != lost]:
-        raise Wrong(f"rows of steps {found} after step {lost} was lost")
+        raise Failure(f"rows of steps {found} after step {lost} was lost")
 
 
-def metrics_removed(trial: Trial) -> None:
+def remove_metrics(trial: Trial) -> None:
     trial.kill_midway()
     path = trial.run / "metrics.jsonl"
     content = path.read_bytes()
@@ -114,7 +114,7 @@ def metrics_removed(trial: Trial) -> None:
     trial.expect_refusal(lambda: path.write_bytes(content), "lacks the rows of")
 
 
-def config_damaged(trial: Trial) -> None:
+def damage_config(trial: Trial) -> None:
     trial.kill_midway()
     path = trial.run / "config.json"
     content = path.read_bytes()
@@ -122,7 +122,7 @@ def config_damaged(trial: Trial) -> None:
     trial.expect_refusal(trial.rewrite(path, cut), "config.json is damaged")
 
 
-def config_removed(trial: Trial) -> None:
+def remove_config(trial: Trial) -> None:
     trial.kill_midway()
     path = trial.run / "config.json"
     content = path.read_bytes()
@@ -130,32 +130,32 @@ def config_removed(trial: Trial) -> None:
     trial.expect_refusal(lambda: path.write_bytes(content), "has checkpoints but no config.json")
 
 
-def other_settings(trial: Trial) -> None:
+def change_settings(trial: Trial) -> None:
     trial.kill_midway()
     before = trial.contents()
     trial.expect_end(trial.start("--config.rollout.groups=5"), 2, says="config.rollout.groups=4")
     if trial.contents() != before:
-        raise Wrong("a refused start changed files")
+        raise Failure("a refused start changed files")
     trial.resume()
 
 
-def left_over(trial: Trial) -> None:
+def leave_files(trial: Trial) -> None:
     trial.kill_midway()
     (trial.run / "eval" / f".step_000004.json.writing-{DEAD}").write_text("[[1,")
     (trial.run / f".config.json.writing-{DEAD}").write_text("{")
     shutil.copytree(trial.newest(), trial.run / "checkpoints" / "99.orbax-checkpoint-tmp")
     trial.resume()
     if any(trial.run.rglob(".*.writing-*")) or any(trial.run.rglob("*orbax-checkpoint-tmp")):
-        raise Wrong("the left-over file of a killed writer was not removed")
+        raise Failure("the left-over file of a killed writer was not removed")
 
 
-def events_damaged(trial: Trial) -> None:
+def damage_events(trial: Trial) -> None:
     trial.kill_midway()
     (trial.run / "events.jsonl").write_bytes(b'{"step": 1, "rule"\n\xff\n')
     trial.resume()
 
 
-def stored_damaged(trial: Trial) -> None:
+def damage_stored_files(trial: Trial) -> None:
     """Damage a file that the report reads: the run ends as usual, and the page names the file."""
     trial.kill_midway()
     folder = trial.run / ("rollouts", "diagnostics")[trial.rng.integers(2)]
@@ -165,27 +165,27 @@ def stored_damaged(trial: Trial) -> None:
     trial.resume(says="" if rewritten else f"{path} is damaged")
 
 
-def dataset_damaged(trial: Trial) -> None:
+def damage_dataset(trial: Trial) -> None:
     trial.kill_midway()
     folder = next(p for p in (trial.cache / "datasets").glob("heldout_*") if p.is_dir())
     trial.flip(trial.one_of(folder, "*examples*"))
     trial.resume(says="generating it again")
 
 
-def program_damaged(trial: Trial) -> None:
+def damage_program(trial: Trial) -> None:
     trial.kill_midway()
     for _ in range(5):
         trial.flip(trial.one_of(trial.cache / "compiled", "*-cache"))
     trial.resume()
 
 
-def cache_removed(trial: Trial) -> None:
+def remove_cache(trial: Trial) -> None:
     trial.kill_midway()
     shutil.rmtree(trial.folder / "cache")
     trial.resume()
 
 
-def left_over_in_cache(trial: Trial) -> None:
+def leave_files_in_cache(trial: Trial) -> None:
     """Leave files of killed writers in the cache: they are not read and stop no other writer."""
     trial.kill_midway()
     for folder in [trial.cache, *(path for path in trial.cache.iterdir() if path.is_dir())]:
@@ -202,26 +202,26 @@ def left_over_in_cache(trial: Trial) -> None:
 
 
 DAMAGE: dict[str, Callable[[Trial], None]] = {
-    "a checkpoint's bit flipped": damaged_checkpoint("flipped"),
-    "a checkpoint's file cut": damaged_checkpoint("cut"),
-    "a checkpoint's file gone": damaged_checkpoint("gone"),
-    "newest checkpoint removed": newest_checkpoint_removed,
-    "all checkpoints damaged": all_checkpoints_damaged,
-    "a bit of the weights flipped": weights_flipped,
-    "NaN or infinity in the weights": weights_not_finite,
-    "a torn or foreign end of the rows": torn_row,
-    "a foreign row in the middle": foreign_row,
-    "a row lost": lost_rows,
-    "--repair": repaired,
-    "metrics.jsonl removed": metrics_removed,
-    "half a config.json": config_damaged,
-    "config.json removed": config_removed,
-    "other settings": other_settings,
-    "left-overs of killed writers in the run": left_over,
-    "left-overs of killed writers in the cache": left_over_in_cache,
-    "events damaged": events_damaged,
-    "rollouts or scores damaged": stored_damaged,
-    "cached problems: a bit flipped": dataset_damaged,
-    "kept programs: bits flipped": program_damaged,
-    "cache removed": cache_removed,
+    "a checkpoint's bit flipped": damage_checkpoint("flipped"),
+    "a checkpoint's file cut": damage_checkpoint("cut"),
+    "a checkpoint's file gone": damage_checkpoint("gone"),
+    "newest checkpoint removed": remove_newest_checkpoint,
+    "all checkpoints damaged": damage_all_checkpoints,
+    "a bit of the weights flipped": flip_weights,
+    "NaN or infinity in the weights": write_nonfinite_weights,
+    "a torn or foreign end of the rows": tear_row,
+    "a foreign row in the middle": insert_foreign_row,
+    "a row lost": remove_rows,
+    "--repair": repair_rows,
+    "metrics.jsonl removed": remove_metrics,
+    "half a config.json": damage_config,
+    "config.json removed": remove_config,
+    "other settings": change_settings,
+    "left-overs of killed writers in the run": leave_files,
+    "left-overs of killed writers in the cache": leave_files_in_cache,
+    "events damaged": damage_events,
+    "rollouts or scores damaged": damage_stored_files,
+    "cached problems: a bit flipped": damage_dataset,
+    "kept programs: bits flipped": damage_program,
+    "cache removed": remove_cache,
 }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from benchmarks.chaos.trial import PATIENCE, STEPS, Trial, Wrong
+from benchmarks.chaos.trial import MAX_WAIT, STEPS, Failure, Trial
 
 HOWS = ("space", "inodes", "read-only")
 PLACES: dict[str, Callable[[Trial], Path]] = {  # written data -> its folder
@@ -90,7 +90,7 @@ def small_disk(folder: Path) -> Generator[Disk]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def refused_midway(
+def refuse_midway(
     place: Callable[[Trial], Path], *, freed: bool, ready: Callable[[Trial], bool] | None = None
 ) -> Callable[[Trial], None]:
     """Return a fault: the disk refuses writes from a moment of the run on.
@@ -107,7 +107,7 @@ def refused_midway(
     def strike(trial: Trial) -> None:
         how = HOWS[trial.rng.integers(len(HOWS))]
         left = int(trial.rng.choice([0, 4096, 500_000]))
-        trial.fields["checkpoint.disk_retry_seconds"] = PATIENCE if freed else 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = MAX_WAIT if freed else 1.0
         with small_disk(place(trial)) as disk:
             process = trial.start()
             if ready is None:
@@ -121,9 +121,9 @@ def refused_midway(
                 disk.free()
             else:
                 code = trial.expect_end(process, 4, 0)
-                _one_error(trial, code)
+                _expect_one_error(trial, code)
                 if code == 0 and ready is None and place(trial) != trial.run:
-                    raise Wrong(f"the run ended with code 0 although no write worked ({how})")
+                    raise Failure(f"the run ended with code 0 although no write worked ({how})")
                 disk.free()
                 process = trial.start()
             trial.expect_end(process, 0)
@@ -132,7 +132,7 @@ def refused_midway(
     return strike
 
 
-def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable[[Trial], None]:
+def refuse_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable[[Trial], None]:
     """Return a fault: a cache or temporary folder is empty and refuses writes from the start on.
 
     The run ends with code 0 if it does not need the folder, otherwise with code 4 and a message.
@@ -146,7 +146,7 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
         (trial.folder / "tmp").mkdir()
         if folder.exists():
             shutil.rmtree(folder)
-        trial.fields["checkpoint.disk_retry_seconds"] = PATIENCE if freed else 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = MAX_WAIT if freed else 1.0
         with small_disk(folder) as disk:
             disk.refuse(how)
             process = trial.start()
@@ -156,7 +156,7 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
                 disk.free()
             else:
                 code = trial.expect_end(process, 0, 4)
-                _one_error(trial, code)
+                _expect_one_error(trial, code)
                 disk.free()
                 process = trial.start()
             trial.expect_end(process, 0)
@@ -165,7 +165,7 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
     return strike
 
 
-def immutable_cache(trial: Trial) -> None:
+def make_cache_immutable(trial: Trial) -> None:
     """Make the folders of a cache refuse writes with EPERM, even for root."""
     names = ["compiled", "datasets", "models"]
     folder = trial.cache / names[trial.rng.integers(len(names))]
@@ -175,25 +175,25 @@ def immutable_cache(trial: Trial) -> None:
         folder.mkdir()
     trial.fields["checkpoint.disk_retry_seconds"] = 1.0
     if subprocess.run(["chattr", "+i", str(folder)], capture_output=True).returncode:
-        raise Wrong(f"{folder} cannot be made immutable: this kind needs chattr +i")
+        raise Failure(f"{folder} cannot be made immutable: this kind needs chattr +i")
     try:
         code = trial.expect_end(trial.start(), 0, 4)
-        _one_error(trial, code)
+        _expect_one_error(trial, code)
         if code and keeps:
-            raise Wrong("the run ended with code 4 although it had nothing to write")
+            raise Failure("the run ended with code 4 although it had nothing to write")
     finally:
         subprocess.run(["chattr", "-i", str(folder)], check=True)
     trial.resume()
 
 
-def _one_error(trial: Trial, code: int) -> None:
-    """Raise Wrong unless exit code 4 comes with one line that names the file not written."""
+def _expect_one_error(trial: Trial, code: int) -> None:
+    """Raise Failure unless exit code 4 comes with one line that names the file not written."""
     errors = [line for line in trial.output().splitlines() if line.startswith("error:")]
     if code == 4 and (len(errors) != 1 or "cannot be" not in errors[0]):
-        raise Wrong(f"exit code 4 with the lines {errors}: {trial.output()[-1500:]}")
+        raise Failure(f"exit code 4 with the lines {errors}: {trial.output()[-1500:]}")
 
 
-def _last_is_saved(trial: Trial) -> bool:
+def _expect_saved(trial: Trial) -> bool:
     return (trial.run / "checkpoints" / str(STEPS)).exists()
 
 
@@ -205,17 +205,17 @@ def _first_look(trial: Trial) -> bool:
     return (trial.run / "model").exists()
 
 
-DISKS: dict[str, Callable[[Trial], None]] = {"a cache with EPERM": immutable_cache}
+DISKS: dict[str, Callable[[Trial], None]] = {"a cache with EPERM": make_cache_immutable}
 for _freed, _then in ((True, "then room"), (False, "for ever")):
     for _name, _place in PLACES.items():
-        DISKS[f"no room for {_name} {_then}"] = refused_midway(_place, freed=_freed)
+        DISKS[f"no room for {_name} {_then}"] = refuse_midway(_place, freed=_freed)
     for _name, _ready in (
         ("a start", _first_look),
-        ("the export", _last_is_saved),
+        ("the export", _expect_saved),
         ("the report", _exported),
     ):
-        DISKS[f"no room for {_name} {_then}"] = refused_midway(
+        DISKS[f"no room for {_name} {_then}"] = refuse_midway(
             PLACES["the run"], freed=_freed, ready=_ready
         )
     for _name, _place in CACHES.items():
-        DISKS[f"no room for {_name} {_then}"] = refused_at_start(_place, freed=_freed)
+        DISKS[f"no room for {_name} {_then}"] = refuse_at_start(_place, freed=_freed)

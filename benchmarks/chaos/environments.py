@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable
 
-from benchmarks.chaos.trial import LEARNER, Setup, Trial, Wrong
+from benchmarks.chaos.trial import LEARNER, Failure, Setup, Trial
 from ragen_jax.storage.metrics_reader import read_metrics
 
 # The errors that CHAOS_ERROR selects, for the environment and the reward below.
@@ -77,14 +77,21 @@ def fail(drawn):
     names = os.environ.get("CHAOS_ERROR", "plain").split("|")
     raise MAKE[names[drawn % len(names)]]()
 """
-TEXTS = ("surrogate", "surrogate in a note", "lines", "a million characters")
-ODD = ("odd", "generator exit", "cancelled", "group", "system exit", "system exit with a text")
-NO_TEXT = (
+TEXT_ERRORS = ("surrogate", "surrogate in a note", "lines", "a million characters")
+ODD_ERRORS = (
+    "odd",
+    "generator exit",
+    "cancelled",
+    "group",
+    "system exit",
+    "system exit with a text",
+)
+TEXTLESS_ERRORS = (
     *("no text", "text of no text", "odd text", "endless cause", "memory", "recursion"),
     "stop iteration",
 )
 
-BREAKING = '''
+BREAKING_CODE = '''
 """Sokoban that breaks at one in seven actions, and is changed by CHANGED."""
 
 import zlib
@@ -103,7 +110,7 @@ class Breaking(Sokoban):
         return super().step(state, action, rng)
 '''
 
-GRADING = '''
+GRADING_CODE = '''
 """A reward that breaks at one in five replies."""
 
 import zlib
@@ -155,7 +162,7 @@ class Hostile(Sokoban):
         return type(found)(found.state, found.reward, found.done, info)
 '''
 
-COMPARING = '''
+COMPARING_CODE = '''
 """Sokoban that compares an answer in a process of its own at each action."""
 
 from ragen_jax.envs.metamathqa.compare import judge_answer
@@ -191,7 +198,8 @@ _PROMPTS = "".join(
 )
 SETUPS = {
     "breaking": Setup(
-        LEARNER | {"env.name": "chaos_breaking:Breaking"}, _ERRORS | {"chaos_breaking.py": BREAKING}
+        LEARNER | {"env.name": "chaos_breaking:Breaking"},
+        _ERRORS | {"chaos_breaking.py": BREAKING_CODE},
     ),
     "grading": Setup(
         LEARNER
@@ -203,19 +211,19 @@ SETUPS = {
             "env.max_turns": 1,
             "rollout.max_new_tokens": 22,
         },
-        _ERRORS | {"chaos_grading.py": GRADING, "prompts.jsonl": _PROMPTS},
+        _ERRORS | {"chaos_grading.py": GRADING_CODE, "prompts.jsonl": _PROMPTS},
         config="dataset:tiny",
     ),
     "hostile": Setup(
         LEARNER | {"env.name": "chaos_hostile:Hostile"}, {"chaos_hostile.py": HOSTILE}
     ),
     "comparing": Setup(
-        LEARNER | {"env.name": "chaos_comparing:Comparing"}, {"chaos_comparing.py": COMPARING}
+        LEARNER | {"env.name": "chaos_comparing:Comparing"}, {"chaos_comparing.py": COMPARING_CODE}
     ),
 }
 
 
-def raising(errors: tuple[str, ...]) -> Callable[[Trial], None]:
+def raise_errors(errors: tuple[str, ...]) -> Callable[[Trial], None]:
     """Return a fault: an environment or a reward raises errors, each of which ends one episode."""
 
     def strike(trial: Trial) -> None:
@@ -225,40 +233,40 @@ def raising(errors: tuple[str, ...]) -> Callable[[Trial], None]:
             row.get("rollout/errors", 0) for row in read_metrics(trial.twin / "metrics.jsonl")
         )
         if not broken:
-            raise Wrong("the twin has no broken episode: nothing was raised")
+            raise Failure("the twin has no broken episode: nothing was raised")
         trial.compare()
-        _harmless(trial)
+        _expect_harmless(trial)
 
     return strike
 
 
-def hostile_texts(trial: Trial) -> None:
+def send_hostile_texts(trial: Trial) -> None:
     """Put control tokens, terminal codes, markup and half characters into observations."""
     trial.kill_midway()
     printed = trial.output()
     trial.resume()
-    _harmless(trial, printed)
+    _expect_harmless(trial, printed)
 
 
-def _harmless(trial: Trial, printed: str = "") -> None:
-    """Raise Wrong if texts of environments got onto the console as control codes, into the report
+def _expect_harmless(trial: Trial, printed: str = "") -> None:
+    """Raise Failure if texts of environments got onto the console as control codes, into the report
     as markup, or into a file as two lines."""
     printed += trial.output()
     codes = sorted(
         {c for c in printed if ord(c) < 32 and c not in "\n\r\t"} | set(printed) & {"\x9b"}
     )
     if codes or "\nerror: b" in printed:
-        raise Wrong(f"control codes on the console: {codes!r}")
+        raise Failure(f"control codes on the console: {codes!r}")
     page = (trial.run / "report.html").read_text()
     if "<script>document.title='chaos owned'" in page or "<img src=x" in page:
-        raise Wrong("markup of an observation is in the page")
+        raise Failure("markup of an observation is in the page")
     for path in sorted((trial.run / "rollouts").glob("*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             if not json.loads(line)["turns"] and not json.loads(line).get("error"):
-                raise Wrong(f"{path}: an episode without turns or an error")
+                raise Failure(f"{path}: an episode without turns or an error")
 
 
-def changed_code(trial: Trial) -> None:
+def change_code(trial: Trial) -> None:
     """Change the environment's file between a kill and the resume: a line names it, and with
     --strict the run is refused."""
     trial.kill_midway()
@@ -270,14 +278,14 @@ def changed_code(trial: Trial) -> None:
     before = trial.contents()
     trial.expect_end(trial.start("--strict"), 2, says="chaos_breaking")
     if trial.contents() != before:
-        raise Wrong("a refused start changed files")
+        raise Failure("a refused start changed files")
     trial.resume(says="chaos_breaking")
     lines = [line for line in trial.output().splitlines() if "chaos_breaking" in line]
     if not any("warning" in line or "chang" in line for line in lines):
-        raise Wrong(f"no message about the changed code: {lines}")
+        raise Failure(f"no message about the changed code: {lines}")
 
 
-def folder_of_somebody_else(trial: Trial) -> None:
+def change_folder_owner(trial: Trial) -> None:
     """Resume a folder that names code and was not written with this user's key: needs --trust."""
     trial.kill_midway()
     for path in (trial.cache / "key", trial.run / ".signature"):
@@ -289,20 +297,22 @@ def folder_of_somebody_else(trial: Trial) -> None:
     code.write_text(f"open({str(marker)!r}, 'w').close()\n{text}")
     trial.expect_end(trial.start(), 2, says="--trust")
     if trial.contents() != before or marker.exists():
-        raise Wrong("a refused start imported the folder's code or changed files")
+        raise Failure("a refused start imported the folder's code or changed files")
     code.write_text(text)
     trial.resume("--trust")
 
 
 WITH_ERRORS: dict[str, Callable[[Trial], None]] = {
-    "an environment's error with half a character": raising(TEXTS),
-    "an environment raises an odd BaseException": raising(ODD),
-    "an environment's error without a text": raising(NO_TEXT),
-    "an environment's code changed": changed_code,
-    "a folder of somebody else names code": folder_of_somebody_else,
+    "an environment's error with half a character": raise_errors(TEXT_ERRORS),
+    "an environment raises an odd BaseException": raise_errors(ODD_ERRORS),
+    "an environment's error without a text": raise_errors(TEXTLESS_ERRORS),
+    "an environment's code changed": change_code,
+    "a folder of somebody else names code": change_folder_owner,
 }
 WITH_REWARD: dict[str, Callable[[Trial], None]] = {
-    "a reward's error with half a character": raising(TEXTS),
-    "a reward raises what it likes": raising(ODD + NO_TEXT),
+    "a reward's error with half a character": raise_errors(TEXT_ERRORS),
+    "a reward raises what it likes": raise_errors(ODD_ERRORS + TEXTLESS_ERRORS),
 }
-WITH_TEXTS: dict[str, Callable[[Trial], None]] = {"hostile texts in observations": hostile_texts}
+WITH_TEXTS: dict[str, Callable[[Trial], None]] = {
+    "hostile texts in observations": send_hostile_texts
+}

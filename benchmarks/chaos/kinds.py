@@ -18,7 +18,7 @@ SETUPS: dict[str, Setup] = {
 class Kind:
     """A kind of fault."""
 
-    strike: Callable[[Trial], None]  # raises Wrong if the run did not survive as promised
+    strike: Callable[[Trial], None]  # raises Failure if the run did not survive as promised
     setup: str = "plain"  # key of SETUPS
 
 
@@ -35,6 +35,6 @@ FAMILIES = (
     ("hostile", environments.WITH_TEXTS),
     ("comparing", stops.WITH_WORKER),
     ("searching", servers.SERVERS),
-    ("two processes", stops.OF_TWO),
+    ("two processes", stops.TWO_PROCESS_STOPS),
 )
 KINDS = {name: Kind(strike, setup) for setup, family in FAMILIES for name, strike in family.items()}

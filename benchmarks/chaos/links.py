@@ -4,10 +4,10 @@ import os
 import shutil
 from collections.abc import Callable
 
-from benchmarks.chaos.trial import Trial, Wrong
+from benchmarks.chaos.trial import Failure, Trial
 
 
-def linked(name: str) -> Callable[[Trial], None]:
+def replace_by_link(name: str) -> Callable[[Trial], None]:
     """Return a fault: a file of the run is a link to another file.
 
     The run is refused, with the name of the link, and the other file stays unchanged.
@@ -26,9 +26,9 @@ def linked(name: str) -> Callable[[Trial], None]:
         path.symlink_to(elsewhere)
         trial.expect_end(trial.start(), 2, says=name)
         if dangling and elsewhere.exists():
-            raise Wrong(f"the link {name} was followed: a file was created elsewhere")
+            raise Failure(f"the link {name} was followed: a file was created elsewhere")
         if not dangling and (not elsewhere.exists() or elsewhere.read_bytes() != content):
-            raise Wrong(f"the link {name} was followed: a file elsewhere was changed")
+            raise Failure(f"the link {name} was followed: a file elsewhere was changed")
         path.unlink()
         if name == "metrics.jsonl":
             path.write_bytes(content)
@@ -37,7 +37,7 @@ def linked(name: str) -> Callable[[Trial], None]:
     return strike
 
 
-def programs_of_others(trial: Trial) -> None:
+def share_program_cache(trial: Trial) -> None:
     """Use a folder of compiled programs that others may write: nothing is loaded or stored."""
     folder = trial.cache / "compiled"
     how = trial.rng.integers(3)
@@ -51,7 +51,7 @@ def programs_of_others(trial: Trial) -> None:
     process = trial.start()
     trial.expect_end(process, 0, 2, says=str(folder))
     if sorted(path.name for path in folder.iterdir()) != before:
-        raise Wrong("programs were stored in a folder that others may write")
+        raise Failure("programs were stored in a folder that others may write")
     if process.returncode == 0:
         trial.compare()
     else:
@@ -60,7 +60,7 @@ def programs_of_others(trial: Trial) -> None:
         trial.resume()
 
 
-def no_tokenizer(trial: Trial) -> None:
+def remove_tokenizer(trial: Trial) -> None:
     """Remove tokenizer.json from the model directory."""
     trial.kill_midway()
     path = trial.run / "model" / "tokenizer.json"
@@ -70,10 +70,10 @@ def no_tokenizer(trial: Trial) -> None:
 
 
 LINKS: dict[str, Callable[[Trial], None]] = {
-    "report.html is a link": linked("report.html"),
-    ".lock is a link": linked(".lock"),
-    "metrics.jsonl is a link": linked("metrics.jsonl"),
-    "events.jsonl is a link": linked("events.jsonl"),
-    "a cache of programs that others may write": programs_of_others,
-    "a model without tokenizer.json": no_tokenizer,
+    "report.html is a link": replace_by_link("report.html"),
+    ".lock is a link": replace_by_link(".lock"),
+    "metrics.jsonl is a link": replace_by_link("metrics.jsonl"),
+    "events.jsonl is a link": replace_by_link("events.jsonl"),
+    "a cache of programs that others may write": share_program_cache,
+    "a model without tokenizer.json": remove_tokenizer,
 }

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
 
-from benchmarks.chaos.trial import LEARNER, STEPS, Setup, Trial, Wrong
+from benchmarks.chaos.trial import LEARNER, STEPS, Failure, Setup, Trial
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrievers import open_bm25
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -118,7 +118,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(trial: Trial, spoil: Callable[[bytes, int], str]) -> Generator[Server]:
+def serve(trial: Trial, spoil: Callable[[bytes, int], str]) -> Generator[Server]:
     """Serve the trial's run for the duration of the body."""
     ours = Server(trial, spoil)
 
@@ -144,24 +144,24 @@ def serving(trial: Trial, spoil: Callable[[bytes, int], str]) -> Generator[Serve
         server.server_close()
 
 
-QUICK = ("closes", "busy", "garbage", "half")
+QUICK_FAILURES = ("closes", "busy", "garbage", "half")
 
 
-def fails_now_and_then(trial: Trial) -> None:
+def fail_now_and_then(trial: Trial) -> None:
     """Let each request fail once or twice before it is answered: no figure changes."""
 
     def spoil(body: bytes, before: int) -> str:
         drawn = zlib.crc32(body + bytes([before]))
-        return QUICK[drawn % len(QUICK)] if before < 1 + drawn % 2 else ""
+        return QUICK_FAILURES[drawn % len(QUICK_FAILURES)] if before < 1 + drawn % 2 else ""
 
-    with serving(trial, spoil) as server:
+    with serve(trial, spoil) as server:
         trial.expect_end(trial.start(), 0)
-        if sum(server.answers[wrong] for wrong in QUICK) < 10:
-            raise Wrong(f"the server got few requests: {server.answers}")
+        if sum(server.answers[wrong] for wrong in QUICK_FAILURES) < 10:
+            raise Failure(f"the server got few requests: {server.answers}")
         trial.compare()
 
 
-def half_dead(trial: Trial, *, how: str) -> None:
+def fail_for_a_while(trial: Trial, *, how: str) -> None:
     """Let the server fail from a step on and recover some steps later.
 
     The run continues to its end. It counts the episodes that broke meanwhile; none breaks later.
@@ -169,7 +169,7 @@ def half_dead(trial: Trial, *, how: str) -> None:
     first = int(trial.rng.integers(1, 3))
     trial.fields |= {"env.time_limit": 2.0, "env.workers": 16, "eval.every": 0}
     dead = threading.Event()
-    with serving(trial, lambda body, before: how if dead.is_set() else "") as server:
+    with serve(trial, lambda body, before: how if dead.is_set() else "") as server:
         process = trial.start()
         trial.wait_for_step(process, first)
         dead.set()
@@ -179,18 +179,18 @@ def half_dead(trial: Trial, *, how: str) -> None:
         trial.expect_end(process, 0)
     rows = read_metrics(trial.run / "metrics.jsonl")
     if [row["step"] for row in rows if row["step"]] != list(range(1, STEPS + 1)):
-        raise Wrong(f"rows of steps {[row['step'] for row in rows]}")
+        raise Failure(f"rows of steps {[row['step'] for row in rows]}")
     broken = {row["step"]: row.get("rollout/errors", 0) for row in rows if row["step"]}
     if not server.answers[how] or not any(broken[step] for step in (first + 1, first + 2)):
-        raise Wrong(f"broken episodes are not counted: {broken}, answers {server.answers}")
+        raise Failure(f"broken episodes are not counted: {broken}, answers {server.answers}")
     if any(broken[step] for step in range(recovered, STEPS + 1)):
-        raise Wrong(f"episodes broke after the server had recovered: {broken}")
+        raise Failure(f"episodes broke after the server had recovered: {broken}")
 
 
 SERVERS: dict[str, Callable[[Trial], None]] = {
-    "a retriever fails now and then": fails_now_and_then,
+    "a retriever fails now and then": fail_now_and_then,
     **{
-        f"a retriever {how} for a while": functools.partial(half_dead, how=how)
+        f"a retriever {how} for a while": functools.partial(fail_for_a_while, how=how)
         for how in ("drips", "hangs", "closes", "busy", "garbage")
     },
 }

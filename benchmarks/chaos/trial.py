@@ -33,12 +33,17 @@ LEARNER: dict[str, object] = {
     **{f"stopping.{rule}.action": "off" for rule in ("variance", "success", "empty")},
 }
 CLOCK_FIELDS = ("time/", "throughput/", "memory/")
-PATIENCE = 600.0  # maximum seconds to wait for a process
+MAX_WAIT = 600.0  # maximum seconds to wait for a process
 # Variables that are removed: each trial has its own cache and console encoding.
-CLEARED = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "JAX_ENABLE_COMPILATION", "PYTHONIO")
+CLEARED_VARIABLES = (
+    "JAX_COMPILATION_CACHE",
+    "JAX_PERSISTENT_CACHE",
+    "JAX_ENABLE_COMPILATION",
+    "PYTHONIO",
+)
 
 
-class Wrong(Exception):
+class Failure(Exception):
     """A trial did not end as promised."""
 
 
@@ -107,7 +112,7 @@ class Trial:
             fields = FIELDS | dict(self.setup.fields) | self.fields
             words += [f"--config={self.setup.config}"]
             words += [f"--config.{name}={value}" for name, value in fields.items()]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(CLEARED)}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(CLEARED_VARIABLES)}
         path = [str(self.code), environment.get("PYTHONPATH", "")]
         environment |= {
             "XDG_CACHE_HOME": str(self.folder / "cache"),
@@ -144,28 +149,28 @@ class Trial:
         return (self.folder / f"output{number}").read_text(errors="replace")
 
     def wait(self, process: "subprocess.Popen[bytes]") -> int:
-        """Wait for a process and return its exit code; raise Wrong after PATIENCE seconds."""
+        """Wait for a process and return its exit code; raise Failure after MAX_WAIT seconds."""
         try:
-            return process.wait(PATIENCE)
+            return process.wait(MAX_WAIT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise Wrong(f"did not end within {PATIENCE:g} s: {self.output()[-600:]}") from None
+            raise Failure(f"did not end within {MAX_WAIT:g} s: {self.output()[-600:]}") from None
 
     def expect_end(self, process: "subprocess.Popen[bytes]", *codes: int, says: str = "") -> int:
-        """Wait for a process; raise Wrong unless its code is in `codes` and it prints `says`."""
+        """Wait for a process; raise Failure unless its code is in `codes` and it prints `says`."""
         code = self.wait(process)
         if code not in codes:
-            raise Wrong(f"exit code {code}, not {codes}: {self.output()[-1500:]}")
+            raise Failure(f"exit code {code}, not {codes}: {self.output()[-1500:]}")
         if says not in self.output():
-            raise Wrong(f"did not print {says!r}: {self.output()[-1500:]}")
+            raise Failure(f"did not print {says!r}: {self.output()[-1500:]}")
         if code in (0, 2, 4) and "Traceback" in self.output():
-            raise Wrong(f"exit code {code}, and a traceback: {self.output()[-1500:]}")
+            raise Failure(f"exit code {code}, and a traceback: {self.output()[-1500:]}")
         return code
 
     def wait_until(self, process: "subprocess.Popen[bytes]", ready: Callable[[], object]) -> None:
         """Wait until `ready` is true or the process has ended."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + MAX_WAIT
         while process.poll() is None and not ready() and time.monotonic() < end:
             time.sleep(0.005)
 
@@ -183,10 +188,10 @@ class Trial:
         process.kill()
         process.wait()
         if not (self.run / "metrics.jsonl").exists():
-            raise Wrong(f"ended before its first step: {self.output()[-1500:]}")
+            raise Failure(f"ended before its first step: {self.output()[-1500:]}")
 
     def resume(self, *flags: str, says: str = "") -> None:
-        """Run the same command again; raise Wrong unless it ends with the figures of the twin."""
+        """Run the same command again; raise Failure unless it ends with the figures of the twin."""
         for process in self.start_all(*flags):
             self.expect_end(process, 0, says=says)
         self.compare()
@@ -207,11 +212,13 @@ class Trial:
                 for a, b in zip(found, expected, strict=False)
                 if a != b
             ]
-            raise Wrong(f"{len(found)} rows, the twin has {len(expected)}; different: {differing}")
+            raise Failure(
+                f"{len(found)} rows, the twin has {len(expected)}; different: {differing}"
+            )
         if read_outcomes(self.run / "eval") != read_outcomes(self.twin / "eval"):
-            raise Wrong("evaluations differ from the twin's")
+            raise Failure("evaluations differ from the twin's")
         if not (self.run / "policy" / "model.safetensors").exists():
-            raise Wrong("the trained model was not exported")
+            raise Failure("the trained model was not exported")
 
     def expect_refusal(self, mend: Callable[[], object], says: str, *flags: str) -> None:
         """Run the same command; it must end with code 2 and the line `says`, and change no file.
@@ -219,7 +226,7 @@ class Trial:
         before = self.contents()
         self.expect_end(self.start(*flags), 2, says=says)
         if self.contents() != before:
-            raise Wrong("a refused start changed files")
+            raise Failure("a refused start changed files")
         mend()
         self.resume()
 

@@ -29,14 +29,14 @@ def played(task, problems=20):
 @pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_no_task_pays_an_answer_that_is_not_right(task):
-    floor = floors.of_task(task, problems=20, seconds=6.0)
+    floor = floors.measure_task(task, problems=20, seconds=6.0)
     assert floor.unearned[1] <= UNEARNED, floor
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_no_environment_pays_an_answer_that_is_not_right(name):
-    floor = floors.of_environment(name, problems=20, seconds=6.0)
+    floor = floors.measure_environment(name, problems=20, seconds=6.0)
     assert floor.unearned[1] <= PARTLY_RIGHT.get(name, UNEARNED), floor
     assert floor.success[1] < 0.5, floor
 
@@ -49,15 +49,15 @@ def test_no_task_pays_for_any_text(task):
         right = problem.entry["answer"]
         for text in NOTHING:
             step = env.step(problem, text)
-            assert step.reward == 0 or floors._same(text, right), (text, right)
+            assert step.reward == 0 or floors._is_same(text, right), (text, right)
 
 
 def test_a_task_that_pays_zero_is_found(monkeypatch):
     """The package's uncorrected coin_flip is found."""
-    found = floors.of_task("coin_flip", problems=20)
+    found = floors.measure_task("coin_flip", problems=20)
     assert found.success[1] < 0.2 and found.unearned[1] <= UNEARNED
     monkeypatch.setattr(judge, "correct_score", lambda task, answer, entry, score: score)
-    found = floors.of_task("coin_flip", problems=20)
+    found = floors.measure_task("coin_flip", problems=20)
     assert found.success[0] == "'0'" and found.success[1] > 0.8
     assert found.unearned == found.success
 
@@ -74,9 +74,9 @@ def test_a_task_that_pays_zero_is_found(monkeypatch):
     ],
 )
 def test_part_payments_for_nothing_are_found(monkeypatch, task, answer, least):
-    assert floors.of_task(task, problems=20).unearned[1] < least / 2
+    assert floors.measure_task(task, problems=20).unearned[1] < least / 2
     monkeypatch.setattr(judge, "correct_score", lambda task, answer, entry, score: score)
-    found = floors.of_task(task, problems=20)
+    found = floors.measure_task(task, problems=20)
     assert found.unearned[1] >= least, (answer, found)
 
 
@@ -113,11 +113,11 @@ class Honest(Echo):
 
 
 def test_a_new_environment_that_pays_for_nothing_is_found():
-    found = floors.of_answers("echo", [Echo()], 30, 5.0)
+    found = floors.measure_answers("echo", [Echo()], 30, 5.0)
     assert found.unearned == ("the question", 1.0) and found.problems == 30
-    found = floors.of_answers("silence", [Silence()], 30, 5.0)
+    found = floors.measure_answers("silence", [Silence()], 30, 5.0)
     assert found.unearned == ("''", 1.0) and found.success == ("''", 1.0)
-    found = floors.of_answers("honest", [Honest()], 30, 5.0)
+    found = floors.measure_answers("honest", [Honest()], 30, 5.0)
     assert found.unearned[1] == 0.0 and found.success[1] == pytest.approx(1 / 30)
 
 
@@ -131,8 +131,51 @@ class Lever(Honest):
 
 
 def test_an_action_that_always_wins_is_found():
-    found = floors.of_actions("lever", [Lever()], 30, 5.0, budget=3)
+    found = floors.measure_actions("lever", [Lever()], 30, 5.0, budget=3)
     assert found.success == ("always pull", 1.0) and found.score == ("always pull", 1.0)
+
+
+class Fragile(Honest):
+    """Raises for one answer, and for the problem of seed 3."""
+
+    def reset(self, seed):
+        if seed == 3:
+            raise RuntimeError("no problem 3")
+        return super().reset(seed)
+
+    def step(self, state, action, rng):
+        if action == "True":
+            raise ValueError("this answer breaks it")
+        return super().step(state, action, rng)
+
+
+def test_an_episode_whose_environment_raises_is_broken_and_counted(monkeypatch, capsys):
+    found = floors.measure_answers("fragile", [Fragile()], 10, 5.0)
+    honest = floors.measure_answers("honest", [Honest()], 10, 5.0)
+    # The problem cannot begin: one broken episode. On each other problem, one answer breaks.
+    assert found.problems == 9 and len(found.errors) == 1 + 9
+    assert found.episodes % 9 == 1 and found.success[1] == pytest.approx(1 / 9)
+    assert honest.errors == () and honest.success[1] == pytest.approx(1 / 10)
+    monkeypatch.setattr(floors, "measure_environment", lambda name: found)
+    floors.main(["countdown"])
+    printed = capsys.readouterr()
+    assert "| `fragile` | 9 |" in printed.out and "failed" not in printed.out
+    line = f"10 of {found.episodes} episodes of fragile failed; the first: "
+    assert printed.err.splitlines() == [line + "RuntimeError: no problem 3"]
+
+
+class BrokenLever(Lever):
+    def step(self, state, action, rng):
+        if action == "pull":
+            raise ValueError("the lever broke")
+        return super().step(state, action, rng)
+
+
+def test_an_action_that_breaks_the_environment_is_left_out():
+    found = floors.measure_actions("lever", [BrokenLever()], 4, 5.0, budget=3)
+    # "wait" never wins; "all in turn" and "always pull" break in every episode.
+    assert found.problems == 4 and found.episodes == 16 and len(found.errors) >= 8
+    assert found.success == ("always wait", 0.0)
 
 
 def test_the_page_has_every_task_and_environment():
