@@ -54,7 +54,7 @@ def test_a_torch_file_there_and_back(tmp_path, tensors, params):
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     weights.write(
         tmp_path,
-        vision_tensors.stored(CONFIG, params),
+        vision_tensors.to_tensors(CONFIG, params),
         dtype="float32",
         max_shard_bytes=10**9,
         writer=True,
@@ -160,7 +160,7 @@ def test_values_that_are_not_finite(tmp_path, tensors, name):
 
 def test_parameters_that_are_not_the_towers(params):
     with pytest.raises(ValueError, match="not the tower's: patch/kernel"):
-        vision_tensors.stored(CONFIG, {k: x for k, x in params.items() if k != "patch"})
+        vision_tensors.to_tensors(CONFIG, {k: x for k, x in params.items() if k != "patch"})
     wide = params | {"patch": {"kernel": np.zeros((96, 17))}}
     with pytest.raises(ValueError, match=r"patch/kernel has shape \(96, 17\), the tower's is \(96"):
-        vision_tensors.stored(CONFIG, wide)
+        vision_tensors.to_tensors(CONFIG, wide)
