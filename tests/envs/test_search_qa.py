@@ -387,6 +387,7 @@ def read_and_answer(env, state, most):
     return steps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options",
     [

@@ -48,6 +48,7 @@ def params():
         return vision_tensors.read(found, CONFIG)
 
 
+@pytest.mark.medium
 def test_a_torch_file_there_and_back(tmp_path, tensors, params):
     want = jax.eval_shape(lambda key: vision.init_params(CONFIG, key), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, want)
@@ -78,6 +79,7 @@ def test_layouts_by_hand(tensors, params):
     assert patch[((2 * 2 + 1) * 4 + 3) * 4 + 2, 7] == kernel[7, 2, 1, 3, 2]
 
 
+@pytest.mark.medium
 def test_the_published_names():
     """All tensors of a tower of the published size."""
     config = VisionConfig(32, 1280, 3420, 16, 2048, (7, 15, 23, 31))
