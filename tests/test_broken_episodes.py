@@ -285,6 +285,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("seed", range(5))
 def test_figures_of_episodes_are_those_of_the_sound(pairs, name, seed):

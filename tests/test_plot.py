@@ -30,7 +30,7 @@ def test_a_curve_is_of_metrics_jsonl_or_the_mean_of_seeds(folders, monkeypatch, 
     drawn = []
     monkeypatch.setattr(plot, "_line", lambda axis, *curve, **style: drawn.append((curve, style)))
     runs = [read_run(folder) for folder in folders[:count]]
-    plot.draw(runs, plot.charts_of(runs, [MI]), tmp_path / "one.png")
+    plot.draw(runs, plot.select_charts(runs, [MI]), tmp_path / "one.png")
     ((steps, values, halves), _), *others = drawn
     rows = [read_metrics(folder / "metrics.jsonl") for folder in folders[:count]]
     assert not others and steps == list(range(21)) and values[0] is None

@@ -146,6 +146,7 @@ def test_whiten_against_reference():
         np.testing.assert_allclose(whiten(x_BT, mask), want_BT, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_whiten_edges():
     x_BT = np.array([[2.0, np.nan, 4.0]])
     # what lies outside the mask cannot reach the inside, not even NaN

@@ -162,6 +162,7 @@ def test_normalised_returns_lie_at_the_end_of_an_episode(batch):
     np.testing.assert_allclose(target[4, 2:4], -1.0 - mean, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_reinforce_plus_plus(batch):
     credit = dataclasses.replace(PLAIN, name="reinforce_plus_plus", gamma=0.5)
     found, target = assign(batch, credit=credit)
@@ -264,6 +265,7 @@ def test_kl_of_later_rows_by_hand():
         np.testing.assert_allclose([target[0, 1], target[1, 2]], [first, 0.5], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_returns_are_compared_with_those_of_the_kept_episodes(batch):
     """Over the batch; within a group with all of it."""
     best_and_worst = np.array([[True, False], [False, True]])  # returns 1.5 and -1

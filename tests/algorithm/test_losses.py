@@ -85,6 +85,7 @@ def test_log_ratio_is_clamped():
     np.testing.assert_allclose(terms, [[math.exp(20), -math.exp(-20)]], rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("clip_c", [3.0, None])
 def test_policy_loss_against_reference(aggregation, clip_c):

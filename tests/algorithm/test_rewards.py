@@ -204,6 +204,7 @@ def test_normalisation_against_reference(grouping, K):
             np.testing.assert_allclose(got_GK, want[method], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_equal_returns_are_exactly_zero():
     return_GK = np.full((40, 16), 10.9)  # the float32 mean need not be 10.9
     for grouping in ("state", "batch"):

@@ -1,12 +1,14 @@
 """domains.py: the values that each kind of field accepts and refuses, and the messages."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import pytest
 from ml_collections import ConfigDict
 
 from ragen_jax.core import domains
-from ragen_jax.core.domains import ReadWhen, default_values, fields_by_name
+from ragen_jax.core.domains import DOMAIN, Field, ReadWhen, Section, fields_by_name, freeze
 
 pytestmark = pytest.mark.fast
 
@@ -62,7 +64,8 @@ CASES = {  # name -> (field, its description, accepted values, refused values)
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_kind_of_field(name):
-    field, words, accepted, refused = CASES[name]
+    declared, words, accepted, refused = CASES[name]
+    field = declared.metadata[DOMAIN]
     assert field.what == words and field.read == ()
     assert [value for value in accepted if field.accepts(value) is not True] == []
     assert [value for value in refused if field.accepts(value) is not False] == []
@@ -71,28 +74,56 @@ def test_a_kind_of_field(name):
 
 
 def test_every_kind_is_here():
-    """Every function of domains.py that returns a `Field` has a case above."""
-    made = {
-        name
-        for name, function in vars(domains).items()
-        if getattr(function, "__annotations__", {}).get("return") is domains.Field
+    """Every public function of domains.py that takes conditions has a case above."""
+    kinds = {
+        name for name, x in vars(domains).items() if "read" in getattr(x, "__annotations__", {})
     }
-    assert made == CASES.keys()
+    assert {name for name in kinds if name.islower() and name[0] != "_"} == CASES.keys()
 
 
-TREE = {
-    "seed": domains.whole(3, 0, 9),
-    "a": {"b": {"c": domains.flag(True)}, "d": domains.text("x")},
-}
+@dataclasses.dataclass(frozen=True)
+class Inner(Section):
+    c: bool = domains.flag(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Middle(Section):
+    b: Inner = Inner()
+    d: str = domains.text("x")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree(Section):
+    seed: int = domains.whole(3, 0, 9)
+    a: Middle = Middle()
+    parts: Mapping[str, Inner] = domains.sections(Inner)
+
+
+VALUES = {"seed": 3, "a": {"b": {"c": True}, "d": "x"}, "parts": {}}
 
 
 def test_a_tree_of_fields():
-    assert default_values(TREE) == {"seed": 3, "a": {"b": {"c": True}, "d": "x"}}
-    found = fields_by_name(TREE)
-    assert [*found] == ["seed", "a.b.c", "a.d"] and found["a.d"] is TREE["a"]["d"]
+    assert Tree().to_dict() == VALUES
+    found = fields_by_name(Tree)
+    assert [*found] == ["seed", "a.b.c", "a.d", "parts"]
+    assert all(isinstance(field, Field) for field in found.values())
+    assert (found["a.d"].default, found["a.d"].what) == ("x", "a text")
+    assert found["parts"].parts is Inner
+
+
+def test_a_frozen_tree():
+    values = VALUES | {"seed": 4, "parts": {"one": {"c": False}}}
+    tree = freeze(Tree, ConfigDict(values))
+    assert (tree.seed, tree.a.b.c, tree.parts["one"]) == (4, True, Inner(False))
+    assert tree.to_dict() == values
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tree.seed = 5
+    for wrong in ({"seed": 4}, VALUES | {"b": 1}):
+        with pytest.raises(ValueError, match=r"config\.(a|b) is missing or unknown"):
+            freeze(Tree, ConfigDict(wrong))
 
 
 def test_conditions_stay_with_the_field():
     timed, long = ReadWhen(("a.d",), bool), ReadWhen(("seed", "a.d"), lambda seed, d: seed > len(d))
-    field = domains.number(0.0, 0, 1, timed, long)
+    field = domains.number(0.0, 0, 1, timed, long).metadata[DOMAIN]
     assert field.read == (timed, long) and long.holds(3, "x") and not long.holds(1, "x")

@@ -29,6 +29,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("way", EVERY)
 def test_a_hostile_server_costs_its_time_limit_and_a_line(way):
     with hostile(way) as url:
@@ -54,6 +55,7 @@ def test_characters_that_are_none_are_replaced(way):
         assert found.text == "a \ufffd \U0001f600"  # a surrogate pair is one character
 
 
+@pytest.mark.medium
 def test_a_name_that_is_not_looked_up(monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: ended.wait(60))
@@ -75,6 +77,7 @@ def test_names_are_looked_up():
 OPTIONS = {"time_limit": 10.0, "tries": 1, "seed": 0}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"":0},', b'"ab",', b"1.5,", b"[[[["])
 def test_values_are_counted_before_they_are_built(piece):
     data = b"[" + piece * (2**20 // len(piece)) + b"0]"

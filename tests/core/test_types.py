@@ -24,6 +24,7 @@ def functions(body, prefix=""):
             yield from functions(node.body, f"{node.name}.")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_function_says_what_it_takes_and_gives(path):
     missing = []

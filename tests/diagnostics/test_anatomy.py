@@ -35,6 +35,7 @@ def play(make_turn, make_episode):
     return make
 
 
+@pytest.mark.medium
 def test_each_class_by_hand(play):
     # Two members a group: their returns, whether they succeeded, what they did.
     groups = [
@@ -62,6 +63,7 @@ def test_each_class_by_hand(play):
     }
 
 
+@pytest.mark.medium
 def test_rounding_is_no_variance(play):
     # Sums of -0.1 in another order differ by less than the filter's zero.
     episodes = [play(0, k, [[UP]], True) for k in range(3)]
@@ -69,6 +71,7 @@ def test_rounding_is_no_variance(play):
     assert anatomy_metrics(episodes, np.array([[0.3, 0.3, 0.301]]))["anatomy/mixed"] == 1
 
 
+@pytest.mark.medium
 def test_classes_are_shares_that_sum_to_one(play):
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -215,6 +218,7 @@ def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
     assert grounded > 1 / 20 or (name == "search_qa" and grounded == 1 / 20)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OURS)
 def test_opposites_are_pairs_of_actions(name):
     environment = ENVS[name]()

@@ -72,8 +72,8 @@ def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     own = [len(prompt) - shared for prompt in prompts]
     assert read == ([[shared]] if shared else []) + [own + own[:1] * 3]
     # Where the model has a kernel for whole rows, prompts are read by it.
-    assert cross_scoring._common([tuple(prompt) for prompt in prompts]) == shared
-    assert cross_scoring._common([tuple(prompts[0])]) == 0
+    assert cross_scoring._common_prefix_length([tuple(prompt) for prompt in prompts]) == shared
+    assert cross_scoring._common_prefix_length([tuple(prompts[0])]) == 0
 
 
 @pytest.mark.parametrize("actions", [False, True])

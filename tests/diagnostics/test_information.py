@@ -243,6 +243,7 @@ def test_ties_are_shared():
     assert got["recall_at_4"] == 1.0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(12))
 def test_ranking_against_brute_force(seed):
     rng = np.random.default_rng(seed)

@@ -99,6 +99,7 @@ def check(got, want):
         np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strength", [0.0, 3.0, 60.0])
 @pytest.mark.parametrize("ids", [None, [0, 1, 2, 0, 1, 4], [3, 3, 3, 1, 2, 0, 7, 5, 3, 1]])
@@ -108,6 +109,7 @@ def test_against_deletion_one_by_one(seed, strength, ids):
     check(got, deleted_one_by_one(score_MN, length_M, prompt_M, ids, ids))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strength", [0.0, 3.0])
 def test_a_group_is_deleted_with_all_its_prompts(seed, strength):

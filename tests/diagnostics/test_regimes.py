@@ -116,6 +116,7 @@ def on(figures, rules):
 BAD = row(both=2.0)  # a tenth of the start
 
 
+@pytest.mark.medium
 def test_the_four_regimes():
     cases = [row(), row(h=0.1), row(both=9.0), row(h=0.1, both=9.0), row(h=3.0)]
     ends = [run([figures] * AFTER, settings()) for figures in cases]
@@ -354,6 +355,7 @@ def test_actions():
         assert [metrics["regime/alarm"] for metrics in history] == shown
 
 
+@pytest.mark.medium
 def test_tightening_lowers_the_filters_value_to_a_floor():
     rules = settings(action="tighten", tighten=dict(every=2, factor=0.5, least=0.2))
     steps = [BAD] * 12 + [row()] * 3

@@ -57,6 +57,7 @@ def test_an_episode_that_is_told_defines_success(episodes):
     assert summarise(played, samples=2, format_penalty=0.0)["eval/success"] == 0.25
 
 
+@pytest.mark.medium
 def test_an_info_without_a_word_of_success_counts_as_failure(episodes):
     played = episodes({}, {}, {}, {})
     assert success_is_defined(played) and success_is_defined([])

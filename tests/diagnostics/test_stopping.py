@@ -148,6 +148,7 @@ def test_warn_says_it_once_a_streak_and_off_never(rule):
     assert streaks[rule] == 3
 
 
+@pytest.mark.medium
 def test_a_resumed_run_fires_when_the_whole_one_does(tmp_path):
     rng = np.random.default_rng(0)
     steps = [

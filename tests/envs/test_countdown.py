@@ -395,6 +395,7 @@ def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options, count",
     [

@@ -70,6 +70,7 @@ def test_a_picture_reads_back_as_its_text(name, tile):
     assert seen == set(SPRITES[name])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tile", (8, 28))
 @pytest.mark.parametrize("name", ALL)
 def test_generated_problems_and_what_is_played_of_them(name, tile):

@@ -330,6 +330,7 @@ def test_maps_are_pinned():
     assert maps_digest() == MAPS_0_TO_49
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options, count",
     [

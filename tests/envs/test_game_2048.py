@@ -154,6 +154,7 @@ def test_state_is_frozen_and_hashable():
 # ---- text ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 @given(st.text("_248 \n", max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_parse_is_exact_or_refuses(text):
@@ -390,6 +391,7 @@ def test_boards_are_as_asked(options):
         assert not state.is_stuck
 
 
+@pytest.mark.medium
 def test_tiles_and_cells_are_uniform():
     env = Game2048(start_tiles=5, min_sum=None, split=None)
     tiles = np.array([env.reset(seed).rows for seed in range(3000)]).reshape(-1, 16)

@@ -334,6 +334,7 @@ def file(tmp_path):
     return write(tmp_path / "questions.json", ROWS)
 
 
+@pytest.mark.medium
 def test_a_file_is_read_in_order_and_converted_once(file, tmp_path, cache, monkeypatch):
     expected = [
         Question(
@@ -412,6 +413,7 @@ def test_originals_are_told_apart_by_their_content():
     assert normalize("What is 12?") != normalize("What is 13?")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "rows, message",
     [

@@ -63,6 +63,7 @@ def alive(process):
 # ---- the process --------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_what_hangs_or_dies_costs_its_own_answer_alone(judge):
     assert judge._worker is None  # no process until there is an answer to compare
     workers = []

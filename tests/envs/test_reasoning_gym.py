@@ -391,6 +391,7 @@ def test_too_few_questions_are_named(monkeypatch):
 # ---- configs and the tiny agent -----------------------------------------------------------------
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("task", reasoning_gym.SHORT)
 def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
     config = reasoning_gym.get_config()
@@ -421,6 +422,7 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
     assert len({heldout.identity(heldout.reset(seed)) for seed in range(200)}) > 170
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_is_accepted(preset, language_model):
     config = reasoning_gym.get_config(preset)

@@ -247,6 +247,7 @@ def test_cubes_beyond_the_table_are_solved_too():
     assert 7 < np.mean(lengths) < 10 and max(lengths) <= 11
 
 
+@pytest.mark.medium
 def test_all_cubes_and_the_farthest():
     counts = np.bincount(distances.distances(11))
     assert counts.sum() == 3_674_160 and len(counts) == 12 and counts[11] == 2644
@@ -397,6 +398,7 @@ def test_grounded_by_hand(thought, found):
     assert env.count_grounded(env.render(State(SOLVED)), thought) == found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "thought",
     ["", "up " * 350_000, "up W " * 200_000, "W" * 10**6, "up" + " " * 10**6, "\ud800 up \udfff"]

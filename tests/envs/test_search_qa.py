@@ -389,6 +389,7 @@ def read_and_answer(env, state, most):
     return steps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options",
     [

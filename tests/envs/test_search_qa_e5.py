@@ -27,6 +27,7 @@ def test_vectors_are_those_of_torch():
     np.testing.assert_allclose(vectors, [row["vector"] for row in rows], atol=2e-6)
 
 
+@pytest.mark.medium
 def test_a_prefix_is_put_in_front():
     plain, query, passage = (E5(REFERENCE, MESH, prefix=p) for p in ("", QUERY, PASSAGE))
     assert query.width == 16

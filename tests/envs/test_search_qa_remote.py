@@ -29,6 +29,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(remote, "LONGEST_PAUSE", 0.05)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_the_server_finds(protocol):
     queries = [f"query {i}" for i in range(40)] + list(HOSTILE)
@@ -129,6 +130,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("bad", MALFORMED, ids=lambda bad: repr(bad)[:40])
 def test_what_is_malformed_is_asked_for_again(bad):
     answers = [bad, bad]
@@ -156,6 +158,7 @@ def test_statuses():
             assert len(requests) == tries
 
 
+@pytest.mark.medium
 def test_an_answer_that_drips_is_late():
     with serve(trouble=lambda n: "drip", late=0.5) as (url, requests):
         start = time.monotonic()

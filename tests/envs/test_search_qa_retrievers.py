@@ -62,6 +62,7 @@ def index(tmp_path):
     return str(tmp_path)
 
 
+@pytest.mark.medium
 def test_vectors_on_the_devices(build, index):
     environment = build(retriever="dense", index=index, documents=2)
     again = build(retriever="dense", index=index)
@@ -91,6 +92,7 @@ def test_a_server(build, protocol):
     assert ("queries" in requests[1][1]) == (protocol == "search_r1")
 
 
+@pytest.mark.medium
 def test_episodes_that_search_at_once_are_one_request(build):
     gate = threading.Event()
 

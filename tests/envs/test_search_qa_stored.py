@@ -93,6 +93,7 @@ def test_texts_that_are_incomplete(tmp_path):
         Passages(tmp_path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stem", [False, True])
 def test_the_same_is_found_as_in_memory(tmp_path, stem, monkeypatch):
     if stem:

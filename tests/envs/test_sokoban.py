@@ -341,6 +341,7 @@ def test_rooms_are_pinned():
     assert rooms_digest() == ROOMS_0_TO_49
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "options, count",
     [

@@ -560,6 +560,7 @@ def test_identity_is_what_is_wanted():
 # ------------------------------------------------------------------------------------------- expert
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", [{}, {"per_page": 3, "options": 1}, {"options": 0}])
 def test_the_expert_buys_what_is_wanted(options):
     """From the start, and from any state that random play has reached."""

@@ -329,6 +329,7 @@ def given(tmp_path, cache):
     return catalogue, {"path": str(paths.products), "attributes_path": str(paths.attributes)}
 
 
+@pytest.mark.medium
 def test_files_are_what_they_were_written_from(given, capsys):
     """All products and goals are the same as without files, and so are the search and its lists."""
     catalogue, options = given

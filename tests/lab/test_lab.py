@@ -296,6 +296,7 @@ def test_arms_have_the_day_of_the_first_that_began(plan, tmp_path):
     assert days(26) == ["auto", *["2026-11-25"] * 4]
 
 
+@pytest.mark.medium
 def test_arms_run_side_by_side_and_once(plan, tmp_path, monkeypatch, capsys):
     begun = processes_of(monkeypatch, dict.fromkeys(range(5), 0))
     assert run_arms(plan[:2], tmp_path, workers=2, minutes=1.0) == 0
@@ -334,6 +335,7 @@ def test_each_arm_has_its_own_cores(plan, tmp_path, monkeypatch):
     assert given == [mine] * 4
 
 
+@pytest.mark.medium
 def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, capsys):
     begun = processes_of(monkeypatch, {0: 3})
     start = time.perf_counter()
@@ -343,6 +345,7 @@ def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, c
     assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, "143"), (signal.SIGINT, "130")])
 def test_a_signal_ends_the_arms_too(number, code, plan, tmp_path, monkeypatch):
     begun = []

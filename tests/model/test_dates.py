@@ -35,6 +35,7 @@ def with_template(template):
     return tokenizer
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("date", [None, "2025-03-04"])
 def test_prompts_are_the_same_on_two_days(on_day, date):
     tokenizer = with_template(DATED)
@@ -58,6 +59,7 @@ def test_a_day_changes_the_date_alone():
     assert show() == show(NO_DAY.isoformat()) != show("2026-11-25")
 
 
+@pytest.mark.medium
 def test_a_template_without_a_date_is_left_as_it_is():
     tokenizer = family("llama").tokenizer
     assert with_date(tokenizer, "2026-11-25") is tokenizer
@@ -69,6 +71,7 @@ def test_a_template_without_a_date_is_left_as_it_is():
     assert several.chat_template["default"] == DATED
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("start", ["\n  ", "  ", "", "{# about #}\n", "\n\n{%- if 1 %}{% endif %}"])
 def test_the_rest_of_a_template_is_rendered_as_before(start):
     plain = with_template(start + "a {{ '%' }}\n  {% if true %}\n b\n{% endif %}")

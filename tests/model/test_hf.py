@@ -168,6 +168,7 @@ def test_tokenizer_round_trip(saved):
     assert chats[0] == chats[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("named", "written"),
     [
@@ -296,6 +297,7 @@ def test_a_directory_that_is_not_what_was_written_is_refused(tmp_path, params):
     assert hf.load(directory)[0].config.norm_eps == 0.5
 
 
+@pytest.mark.medium
 def test_save_replaces_a_save_and_nothing_else(saved):
     newer = random_params(TINY, seed=2)
     hf.save(saved, qwen.Qwen(TINY), newer, TOKENIZER)
@@ -358,6 +360,7 @@ def test_dtypes_on_disk(saved, params, disk):
     assert_same(hf.load(saved)[1], want)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")], ids=str)
 def test_compute_dtype(saved, params, dtype):
     model, got, _ = hf.load(saved, dtype=dtype)
@@ -407,6 +410,7 @@ def test_llama_config_before_transformers_5(tmp_path):
     assert hf.model_config(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None, head_dim=4)
 
 
+@pytest.mark.medium
 def test_qwen3_config_before_transformers_5(tmp_path):
     hf.save(tmp_path, qwen.Qwen(DEEP), random_params(DEEP), TOKENIZER)
     file = tmp_path / "config.json"
@@ -514,6 +518,7 @@ def test_hub_id_downloads(monkeypatch, saved, params):
     assert asked == ["org/tiny"] * 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -590,6 +595,7 @@ def test_wrong_tensor_dtype(saved):
         hf.load(saved)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "disk, value",
     [

@@ -130,6 +130,7 @@ def test_round_trip(tmp_path, config, max_shard_bytes):
         assert (tmp_path / "y" / name).read_bytes() == (tmp_path / "x" / name).read_bytes()
 
 
+@pytest.mark.medium
 def test_checksums_cover_the_tower_and_its_pictures(tmp_path):
     save(tmp_path / "x")
     sums = json.loads((tmp_path / "x" / CHECKSUMS).read_text())["crc32"]

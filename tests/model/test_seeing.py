@@ -81,6 +81,7 @@ def test_log_probs_of_training_match_torch(model, stored):
     assert np.isfinite(got_BT).all()
 
 
+@pytest.mark.medium
 def test_what_is_shown_and_where_matters(model, stored):
     """The comparison above would notice pictures left out, exchanged, or plain positions."""
     T = stored["tokens_BT"].shape[1]

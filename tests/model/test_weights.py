@@ -282,6 +282,7 @@ def test_all_tensors_have_a_place(family):
     assert len(set(names)) == len(names) and not any("{" in name for name in names)
 
 
+@pytest.mark.medium
 def test_parameters_that_a_family_does_not_have_are_refused():
     biases = "layers/k/bias, layers/q/bias, layers/v/bias"
     for family, qkv_bias in (("llama", True), ("qwen2", False)):

@@ -14,7 +14,7 @@ from ragen_jax import train
 from ragen_jax.config.build import build_learner, build_meshes
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.diagnostics.cross_scoring import (
-    Spoken,
+    ScoredReply,
     cross_score,
     cross_score_actions,
     only_compiling,
@@ -86,7 +86,7 @@ def test_cross_scoring_finds_what_was_compiled_for_it(agent):
     vocabulary = len(agent.tokenizer)
     # Lengths that no other test scores with.
     prompts = [rng.integers(0, vocabulary, 150) for _ in range(3)]
-    spoken = [Spoken(rng.integers(0, vocabulary, 70), 60, 5) for _ in range(5)]
+    spoken = [ScoredReply(rng.integers(0, vocabulary, 70), 60, 5) for _ in range(5)]
     swapped = [(1, spoken[0]), (2, spoken[3])]
     args = prompts, spoken, swapped
     shapes = jax.tree.map(struct_of, agent.params)

@@ -134,6 +134,7 @@ def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
     assert noticed > 100  # the others are of problems' numbers, which nothing is made of
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("known", [True, False])
 def test_images_are_on_the_page_and_those_that_are_gone_are_not(run, known):
     """With a tokenizer and without, which is when the prompt is the messages' text."""

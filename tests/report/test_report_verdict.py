@@ -58,6 +58,7 @@ def test_rows_of_before_the_margin_are_said_to_be_unwatched(tmp_path):
         assert ("did not watch information" in sentences.headline(found)) == unwatched
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", range(3))
 def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path, seed):
     rising = {"collapse/first_turn/h_cond": (60, 3.0, 20), "reasoning/grounded_rate": (70, 0.4, 9)}
@@ -73,6 +74,7 @@ def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path,
     assert [cause.name for cause, *_ in found.causes] == ["template"]
 
 
+@pytest.mark.medium
 def test_information_that_falls_with_entropy_is_low_entropy_collapse(tmp_path):
     changes = MI | {"collapse/first_turn/h_cond": (20, 0.1, 10)}
     _, causes = named(tmp_path / "run", changes=changes)
@@ -131,6 +133,7 @@ def test_a_gap_of_sampler_and_trainer_is_a_mismatch_by_the_dtype(tmp_path):
     assert named(tmp_path / "d", changes=less, fields=half)[1] == []
 
 
+@pytest.mark.medium
 def test_a_sampler_that_was_another_policy_is_no_mismatch(tmp_path):
     changes = {"rollout/logp_gap": (2, 500.0, 1)}
     assert named(tmp_path / "run", changes=changes, fields={"rollout.ahead": 1})[1] == []

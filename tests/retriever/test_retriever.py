@@ -349,6 +349,7 @@ class Counting(Moody):
         return super().search(queries, k)
 
 
+@pytest.mark.medium
 def test_others_are_served_between_the_parts_of_a_large_request():
     retriever = Counting(seconds=0.004)
     with serving(retriever) as url:
@@ -393,6 +394,7 @@ def test_slow_clients_neither_keep_threads_nor_keep_others_out(monkeypatch):
         assert threading.active_count() - before < 8 + 8  # some are ending
 
 
+@pytest.mark.medium
 def test_a_request_that_drips_ends_at_its_limit(monkeypatch):
     monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.5)
     for start in (POST + b"X: ", POST + b"Content-Length: 100000\r\n\r\n"):

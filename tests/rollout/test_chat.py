@@ -145,6 +145,7 @@ def test_the_ids_of_sokoban_never_change(tokenizer):
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OURS)
 def test_every_word_of_an_environment_is_one_token(name):
     words = make_env(name).words

@@ -56,6 +56,7 @@ def places(found):
     return shown[::2]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "pattern, max_rounds, expected, rounds",
     [
@@ -102,6 +103,7 @@ def test_the_step_has_equal_groups_for_everything_behind_it(player):
     np.testing.assert_array_equal(return_GK, [[0, 1]] * 4)
 
 
+@pytest.mark.medium
 def test_too_few_groups_and_wrong_judgements_are_refused(player):
     with pytest.raises(ValueError, match=r"4 groups were requested, but 2 round\(s\) played 2"):
         collect_groups(player(["x", "x"]), differ_in_reward, wanted=4, max_rounds=2)
@@ -109,6 +111,7 @@ def test_too_few_groups_and_wrong_judgements_are_refused(player):
         collect_groups(player(["xx"]), lambda episodes: [True] * 3, wanted=2, max_rounds=2)
 
 
+@pytest.mark.medium
 def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, make_episode):
     """All members fail, but one reply is too long or not valid. Tested through `collect`."""
     config = base.get_config()

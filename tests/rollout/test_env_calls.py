@@ -211,6 +211,7 @@ def test_nonsense_of_a_step_is_named_and_stays_alone(name, limits):
     assert bad.traceback.startswith("Traceback")
 
 
+@pytest.mark.medium
 @pytest.mark.fast
 @pytest.mark.parametrize("name", OF_RENDER)
 def test_nonsense_of_a_render_is_named_and_stays_alone(name):
@@ -322,6 +323,7 @@ def test_images_are_shown_and_stay_what_they_were():
     assert observe(text, [(0, True)], SERIAL) == [f"{IMAGE} is U+FFFC"]
 
 
+@pytest.mark.medium
 @pytest.mark.fast
 def test_what_hangs_is_given_up_and_the_others_go_on():
     """Four of ten hang, which is more than there are workers: each hanging worker is replaced."""
@@ -338,6 +340,7 @@ def test_what_hangs_is_given_up_and_the_others_go_on():
     assert threading.active_count() - before == 4
 
 
+@pytest.mark.medium
 @pytest.mark.fast
 def test_a_limit_is_of_a_step_not_of_a_reply():
     def slow():
@@ -349,6 +352,7 @@ def test_a_limit_is_of_a_step_not_of_a_reply():
     assert acted.reward == 3.0
 
 
+@pytest.mark.medium
 @pytest.mark.fast
 def test_environments_that_wait_do_so_together():
     def slow():

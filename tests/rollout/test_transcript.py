@@ -74,6 +74,7 @@ def exact(chat, turns):
 TRUNC = "truncated"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("prompt", ["full", "terse"])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -99,6 +99,7 @@ def arrays_of(folder, step):
     return max(files, key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.medium
 def test_a_damaged_checkpoint_is_refused_by_who_reads_it(opened, tmp_path):
     checkpoints = opened(keep=3)
     saved(checkpoints, 1, 2)
@@ -110,6 +111,7 @@ def test_a_damaged_checkpoint_is_refused_by_who_reads_it(opened, tmp_path):
     checkpoints.check(1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("content", ["[" * 200_000, "[1]", '{"init_timestamp_nsecs": "x"}'])
 def test_what_orbax_says_of_a_step_may_be_damaged_and_deleted(opened, tmp_path, content):
     saved(opened(keep=3), 1, 2)
@@ -228,6 +230,7 @@ def test_a_state_of_other_arrays_is_refused_by_their_names(opened):
         checkpoints.restore(1, more)
 
 
+@pytest.mark.medium
 def test_an_alarm_of_another_version_starts_again(opened, capsys):
     """Only its arrays differ."""
     checkpoints, state = opened(), state_of(2)
@@ -247,6 +250,7 @@ def test_parameters_alone_come_back(opened):
     assert_same_bits(found, state_of(3).params)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part", ["state", "params"])
 def test_arrays_come_back_where_like_has_them(opened, part):
     saved(opened(), 3)  # on the default device, without a mesh
@@ -272,6 +276,7 @@ def test_a_step_is_saved_once(opened):
     assert_same_bits(checkpoints.restore(3, state_of(0)), state_of(3))
 
 
+@pytest.mark.medium
 def test_the_newest_few_are_kept(opened, tmp_path):
     checkpoints = opened(keep=2)
     saved(checkpoints, 1, 2, 5)
@@ -280,6 +285,7 @@ def test_the_newest_few_are_kept(opened, tmp_path):
     assert_same_bits(checkpoints.restore(2, state_of(0)), state_of(2))
 
 
+@pytest.mark.medium
 def test_a_save_killed_half_way_is_not_seen_and_can_be_made_again(opened, tmp_path):
     first = opened()
     saved(first, 3)

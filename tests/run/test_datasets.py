@@ -160,6 +160,7 @@ def test_what_fails_while_it_is_generated_is_generated_again(tmp_path):
     assert [example["x"] for example in load(lambda: [{"x": 3}])] == [3]
 
 
+@pytest.mark.medium
 def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypatch):
     def load():
         return load_or_generate(
@@ -329,6 +330,7 @@ def test_demonstrations_solve_their_rooms(shown):
         assert all(len(turn["reply"].split("||")) == ACTIONS for turn in turns[:-1])
 
 
+@pytest.mark.medium
 def test_rooms_come_in_the_order_of_their_seeds(shown):
     environment = make_env("sokoban", **OPTIONS, split="imitation")
     first = [turns[0]["observation"] for turns in by_room(shown)]
@@ -440,6 +442,7 @@ def test_problems_without_a_solution_are_left_out(shown, tmp_path, capsys):
         play(0)
 
 
+@pytest.mark.medium
 def test_the_expert_keeps_to_the_budgets(tmp_path):
     lakes, _ = slippery(tmp_path, max_turns=4, max_actions=5)
     answers = [[turn["reply"].count("||") + 1 for turn in turns] for turns in lakes]

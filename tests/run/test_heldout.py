@@ -98,6 +98,7 @@ def test_wilson_against_the_literature(solved, of, low, high):
     np.testing.assert_allclose(wilson_interval(success_NK), (low, high), atol=5e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rate", [0.003, 0.05, 0.4, 0.98])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_success_intervals_cover(rate, samples, make_turn, make_episode):

@@ -64,6 +64,7 @@ REDIRECTIONS = {  # redirection -> the streams that cannot be written, and why
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("redirection", REDIRECTIONS)
 def test_a_console_that_cannot_be_written_ends_nothing(redirection, tmp_path):
     done, reported = run(BEGIN + SPEAK, redirection, tmp_path=tmp_path)
@@ -115,6 +116,7 @@ def test_libraries_and_tracebacks_print_nothing_raw(tmp_path):
         assert len(shown) > 10_000 and not raw_characters(shown.decode())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", HOSTILE)
 def test_lines_of_a_command_are_printable_wherever_they_go(name, capsys):
     """The same for streams that other code has put in place, as a notebook does."""

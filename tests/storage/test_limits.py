@@ -298,6 +298,7 @@ def array_file(shape, content=b""):
     return data.getvalue() + content
 
 
+@pytest.mark.medium
 @fast
 @pytest.mark.parametrize("kind", ["zeros", "promise", "overflow"])
 def test_an_npz_that_unpacks_to_too_much_is_named_and_left_out(tmp_path, monkeypatch, kind):

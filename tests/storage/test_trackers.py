@@ -155,6 +155,7 @@ def test_a_tracker_that_raises_warns_once_and_gets_its_rows_later(
     )
 
 
+@pytest.mark.medium
 def test_a_tracker_that_always_raises_is_not_tried_all_the_time(tmp_path, capsys, kept):
     def before(step):
         raise OSError(28, "No space left on device")

@@ -139,6 +139,7 @@ def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy):
     np.testing.assert_allclose(value_BT[inside_BT], expected_BT[inside_BT], atol=1e-4)
 
 
+@pytest.mark.medium
 def test_old_logps_of_later_minibatches_are_read_again(batch, mesh, policy):
     """The first minibatch keeps the sampler's -1.5."""
     model, params = policy

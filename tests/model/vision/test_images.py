@@ -97,6 +97,7 @@ def theirs():
     return pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "size",
     [(100, 151), (9, 9), (10, 31), (400, 300), (300, 401), (60, 500), (500, 70), (112, 112)]
@@ -115,6 +116,7 @@ def test_pixels_match_transformers(theirs, size, config):
     np.testing.assert_allclose(got, want["pixel_values"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "limits", [(3136, 12845056), (3136, 1003520), (12544, 23520), (12544, 12544), (1, 784)]
 )

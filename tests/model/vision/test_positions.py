@@ -83,6 +83,7 @@ def test_an_image_by_hand():
     assert next_values(row, images) == 8 and next_values(row, images, 5) == 13
 
 
+@pytest.mark.medium
 def test_two_images_by_hand():
     """One upright, of three rows, and a square one; one behind the other."""
     grids = [(1, 6, 2), (1, 4, 4)]
@@ -195,6 +196,7 @@ def test_positions_match_torch():
 # ---------------------------------------------------------------- angles
 
 
+@pytest.mark.medium
 def test_each_section_turns_with_its_own_position():
     """Frequencies 100^(-i/4): the first with time, two with the row, the last with the column."""
     positions = jnp.array([2, 3, 5])[:, None, None]
@@ -205,6 +207,7 @@ def test_each_section_turns_with_its_own_position():
     np.testing.assert_allclose(sin[0, 0, 0], np.sin(want), rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "scaling", [None, qwen.RopeScaling("llama3", 8.0, original_max_positions=64)]
 )

@@ -48,13 +48,14 @@ def params():
         return vision_tensors.read(found, CONFIG)
 
 
+@pytest.mark.medium
 def test_a_torch_file_there_and_back(tmp_path, tensors, params):
     want = jax.eval_shape(lambda key: vision.init_params(CONFIG, key), jax.random.key(0))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, want)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     weights.write(
         tmp_path,
-        vision_tensors.stored(CONFIG, params),
+        vision_tensors.to_tensors(CONFIG, params),
         dtype="float32",
         max_shard_bytes=10**9,
         writer=True,
@@ -78,6 +79,7 @@ def test_layouts_by_hand(tensors, params):
     assert patch[((2 * 2 + 1) * 4 + 3) * 4 + 2, 7] == kernel[7, 2, 1, 3, 2]
 
 
+@pytest.mark.medium
 def test_the_published_names():
     """All tensors of a tower of the published size."""
     config = VisionConfig(32, 1280, 3420, 16, 2048, (7, 15, 23, 31))
@@ -160,7 +162,7 @@ def test_values_that_are_not_finite(tmp_path, tensors, name):
 
 def test_parameters_that_are_not_the_towers(params):
     with pytest.raises(ValueError, match="not the tower's: patch/kernel"):
-        vision_tensors.stored(CONFIG, {k: x for k, x in params.items() if k != "patch"})
+        vision_tensors.to_tensors(CONFIG, {k: x for k, x in params.items() if k != "patch"})
     wide = params | {"patch": {"kernel": np.zeros((96, 17))}}
     with pytest.raises(ValueError, match=r"patch/kernel has shape \(96, 17\), the tower's is \(96"):
-        vision_tensors.stored(CONFIG, wide)
+        vision_tensors.to_tensors(CONFIG, wide)
