@@ -54,6 +54,8 @@ CODE_OPTIONS = {
     "gymnasium": ("id", "module", "maker", "arguments"),
 }
 
+RENAMED_MEMBERS = {"given": "list_problems", "grounded": "count_grounded"}  # until 0.1.0 -> now
+
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
 
@@ -74,7 +76,7 @@ def find_env(name: str) -> EnvironmentClass:
     The name is a key of `ENVS`, or MODULE:CLASS.
 
     Raises ValueError for an unknown name (listing the known names), for a module that cannot be
-    imported, and for a module that has no such class.
+    imported, for a module that has no such class, and for a class with a member that was renamed.
     """
     if name in ENVS:
         return ENVS[name]
@@ -92,7 +94,14 @@ def find_env(name: str) -> EnvironmentClass:
         ) from error
     if not callable(getattr(module, class_name, None)):
         raise ValueError(f"environment {name!r}: {module.__file__} has no class {class_name}")
-    return getattr(module, class_name)
+    found = getattr(module, class_name)
+    members = {member for parent in getattr(found, "__mro__", ()) for member in vars(parent)}
+    for old in sorted(members & RENAMED_MEMBERS.keys()):
+        raise ValueError(
+            f"environment {name!r}: its method {old} is now called {RENAMED_MEMBERS[old]}; rename "
+            f"it in {module.__file__}"
+        )
+    return found
 
 
 def code_hash(name: str) -> str | None:

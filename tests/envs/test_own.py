@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_jax.envs import ENVS, code_hash, find_env, make_env
+from ragen_jax.envs import ENVS, RENAMED_MEMBERS, code_hash, find_env, make_env
 from ragen_jax.envs.types import SolvableEnvironment
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -115,6 +115,17 @@ def test_what_cannot_be_found_is_named(own, name, said):
     (own / "broken.py").write_text("1 / 0")
     with pytest.raises(ValueError, match=re.escape(said)):
         make_env(name, split="train")
+
+
+@pytest.mark.parametrize("old, new", RENAMED_MEMBERS.items())
+def test_a_renamed_method_is_refused_with_its_new_name(own, old, new):
+    """Otherwise its figures would be missing without a word."""
+    (own / f"older_{old}.py").write_text(
+        f"from larger import Larger\n\n\nclass Older(Larger):\n    def {old}(self): ...\n"
+    )
+    message = f"'older_{old}:Older': its method {old} is now called {new}; rename it in "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_env(f"older_{old}:Older", split="train")
 
 
 def test_the_command_names_it_in_one_line(own):
