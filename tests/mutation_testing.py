@@ -1,7 +1,7 @@
 """Change one line of a file at a time and check whether its tests fail.
 
     python tests/mutation_testing.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
-      [--jobs=1] [--list]
+                              [--jobs=1] [--list]
 
 For each module of MODULES, a sample of its possible mutations is applied, one at a time, to a copy
 of the tree; the module's tests in MODULES run until the first failure. A mutation that no test
