@@ -4,7 +4,7 @@
 
 WAYS maps a name to a function that talks to one connected client over a raw socket. The function
 returns when its client disconnects. `python tests/hostile_servers.py` prints how
-`search_qa.remote.Remote` handles each way: seconds, peak memory and the error.
+`search_qa.remote.RemoteRetriever` handles each way: seconds, peak memory and the error.
 """
 
 import contextlib
@@ -279,7 +279,7 @@ def _full_backlog() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-# ------------------------------------------------------------------------------ measured
+# ------------------------------------------------------------------------------ measurements
 
 
 def _measure(url: str, pipe: object) -> None:

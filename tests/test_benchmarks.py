@@ -429,7 +429,7 @@ def test_the_alarm_command(monkeypatch, capsys):
     assert "half of mi_seq, every 5" in text and "24 prompts, then 8" in text
 
 
-# ---- the largest fraction of falls that an alarm can see ----------------------------------------
+# ---- the largest fraction of falls that an alarm can detect -------------------------------------
 
 
 def test_the_power_of_likelihood_ratios_is_the_closed_form_of_normal_looks(monkeypatch):

@@ -230,7 +230,7 @@ def test_halves_for_the_entropy_bonus_are_those_of_scored_groups():
     assert found[[0, 2, 3], 0].tolist() == [1, 0, 1]  # the upper two of three groups
 
 
-# ---- figures of episodes ------------------------------------------------------------------------
+# ---- metrics of episodes ------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -417,7 +417,7 @@ def test_preset_llm_says_what_it_needs():
         assert code == 2 and out == "" and "preset llm needs --config.model.path=" in line
 
 
-# ------------------------------------------------------------------------------ elsewhere
+# ------------------------------------------------------------------------------ outside this tree
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_soft_weights():
     np.testing.assert_allclose(weights, [1.0, 0.0, 1.0], rtol=1e-5)
 
 
-# ---------------------------------------------------------------- along a row
+# ---------------------------------------------------------------- advantages along a row
 
 
 def test_gae_by_hand():

@@ -219,7 +219,7 @@ def test_errors():
             terms(x_BT, x_BT, x_BT, x_BT[:, :2], clip_c=None, **CLIPS)
 
 
-# ---------------------------------------------------------------- the bound
+# ---------------------------------------------------------------- the bound on a group's gradient
 
 
 @pytest.mark.medium

@@ -139,7 +139,7 @@ def test_placement_errors():
         rewards.next_rows(TURN_BT, EPISODE_B[:1])
 
 
-# ---------------------------------------------------------------- normalisation
+# ---------------------------------------------------------------- normalization
 
 
 def test_normalisation_by_hand():

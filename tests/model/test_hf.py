@@ -102,7 +102,7 @@ def edit_weights(directory, change):
     (directory / CHECKSUMS).unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- what is saved comes back
+# ---------------------------------------------------------------- saving and loading
 
 
 @pytest.mark.medium
@@ -337,7 +337,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------- what others write
+# ---------------------------------------------------------------- directories of other writers
 
 
 def test_sharded_index(saved, params):
@@ -776,7 +776,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
         hf.load(tmp_path / "small")
 
 
-# ---------------------------------------------------------------- beside torch, where it is there
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium

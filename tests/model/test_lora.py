@@ -114,7 +114,7 @@ def of_each(*configs):
     return pytest.mark.parametrize("config", configs, ids=[names[c] for c in configs])
 
 
-# ---------------------------------------------------------------- fresh adapters
+# ---------------------------------------------------------------- new adapters
 
 
 @of_each(UNROLLED, SCANNED)
@@ -564,7 +564,7 @@ def test_peft_opens_it(tmp_path, name):
     np.testing.assert_allclose(qwen.logits(params, hidden), want, rtol=0, atol=1e-4)
 
 
-# ---------------------------------------------------------------- a model that sees
+# ---------------------------------------------------------------- a model with vision
 
 SEES = "qwen2_5_vl"
 

@@ -312,7 +312,7 @@ def test_remat_changes_nothing():
     assert "remat" in text or "checkpoint" in text  # otherwise both would be the same program
 
 
-# ---------------------------------------------------------------- attention by itself
+# ---------------------------------------------------------------- attention
 
 
 def plain_attention(q_BTHD, k_BTKD, v_BTKD, segments):

@@ -106,7 +106,7 @@ def assert_same(got, want):
         np.testing.assert_array_equal(got[path], want[path], err_msg="/".join(path))
 
 
-# ---------------------------------------------------------------- what is saved comes back
+# ---------------------------------------------------------------- saving and loading
 
 
 @pytest.mark.medium
@@ -382,7 +382,7 @@ def test_what_others_could_not_open_is_not_written(changes, message):
         config_json.from_config(dataclasses.replace(CONFIG, **changes), "float32")
 
 
-# ---------------------------------------------------------------- files of others
+# ---------------------------------------------------------------- files of other writers
 
 
 def test_names_that_transformers_has_in_memory(saved):
@@ -439,7 +439,7 @@ def test_a_directory_must_say_what_images_are_made_into(saved):
         hf.load_tower(saved)
 
 
-# ---------------------------------------------------------------- beside torch, where it is there
+# ---------------------------------------------------------------- against torch, if installed
 
 
 def some_rows(ours):

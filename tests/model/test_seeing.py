@@ -187,7 +187,7 @@ def test_random_models_match_torch(tmp_path, seed):
     np.testing.assert_allclose(got * real_BT1, want * real_BT1, rtol=0, atol=1e-4)
 
 
-# ---------------------------------------------------------------- text alone
+# ---------------------------------------------------------------- text only
 
 
 @pytest.mark.medium
@@ -306,7 +306,7 @@ def test_four_devices_see_what_one_sees(mesh):
     assert found["embeddings"] < 1e-5 and found["log-probs"] < 2e-5
 
 
-# ---------------------------------------------------------------- learning
+# ---------------------------------------------------------------- gradients
 
 
 @pytest.mark.medium

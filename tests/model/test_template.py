@@ -82,7 +82,7 @@ def in_context(chat, context):
     return dataclasses.replace(chat, format=dataclasses.replace(chat.format, context=context))
 
 
-# ---- what is control ----------------------------------------------------------------------------
+# ---- control strings ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -289,7 +289,7 @@ def test_a_control_token_that_normalising_makes_is_found():
         plain_ids(tokenizer, control, "a ≯ b")
 
 
-# ---- templates that know thoughts ---------------------------------------------------------------
+# ---- templates with thoughts --------------------------------------------------------------------
 
 
 def thinking(template):

@@ -131,7 +131,7 @@ def empty_table():
     return ImageTable(seeing().tower, seeing().model.config.vocab_size)
 
 
-# ------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------ image ids
 
 
 def test_numbers_are_past_the_vocabulary_and_never_given_twice():

@@ -90,7 +90,7 @@ def test_sizes_are_whole_tokens_within_the_limits(height, width):
         assert abs(h - height) <= 14 and abs(w - width) <= 14 or min(height, width) < 28
 
 
-# ---------------------------------------------------------------- beside transformers
+# ---------------------------------------------------------------- against transformers
 
 
 @pytest.fixture(scope="module")

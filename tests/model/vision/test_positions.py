@@ -135,7 +135,7 @@ def test_what_a_policy_says_is_text():
     np.testing.assert_array_equal(positions_of(row, images), positions_of(plain, images))
 
 
-# ---------------------------------------------------------------- beside torch
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium

@@ -219,7 +219,7 @@ def test_a_tower_stands_beside_images_of_its_own_patches(name):
         vision.Tower(*tower, images.ImageConfig(**fields | {name: 3}))
 
 
-# ---------------------------------------------------------------- beside torch
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium
