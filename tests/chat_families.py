@@ -1,8 +1,8 @@
-"""Small byte-level BPE tokenizers that mark turns as five model families do, for tests of chats.
+"""Small byte-level BPE tokenizers with the turn markers of five model families, for chat tests.
 
-Their merges are trained on text generated here, so that a control string in plain text, a line
-break next to a message and a letter of two bytes are tokens of several characters, as in the
-families' tokenizers. Templates follow the families' formats.
+Their merges are trained on text generated here, so that control strings in plain text, line breaks
+next to a message and two-byte letters are tokens of several characters, as in the families'
+tokenizers. Templates follow the families' formats.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ LLAMA = (
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
-GEMMA = (  # has no turn of the system: its text opens the first user message
+GEMMA = (  # no system turn: the system text opens the first user message
     "{% set rules = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
     "{{ bos_token }}{% for message in (messages[1:] if rules else messages) %}"
     "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n'"
@@ -38,13 +38,13 @@ GEMMA = (  # has no turn of the system: its text opens the first user message
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
-PHI = (  # the markers are not written out
+PHI = (  # the markers are not in the decoded text
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 
-DEEPSEEK = (  # opens the thought itself
+DEEPSEEK = (  # the prompt opens the thought
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] }}"
     "{% elif message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}"
@@ -52,8 +52,9 @@ DEEPSEEK = (  # opens the thought itself
     "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
 )
 
-# With the habits of Qwen3: of replies before the last question the thought is dropped, a last reply
-# without one shows an empty one, and so does the prompt when it is asked not to think.
+# Behaves as Qwen3's template: it drops the thoughts of replies before the last question, shows an
+# empty thought in a last reply without one, and ends the prompt with an empty thought if thinking
+# is switched off.
 QWEN3 = (
     "{% set last = namespace(question=0) %}"
     "{% for message in messages if message['role'] == 'user' %}"
@@ -69,7 +70,7 @@ QWEN3 = (
     "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 
-# The format of Qwen2.5: tools after the system's text, results in a user message.
+# The format of Qwen2.5: tools follow the system text, results are in a user message.
 TOOL_TEMPLATE = (
     "{% set told = messages[0]['content'] if messages[0]['role'] == 'system' else 'Help.' %}"
     "{{ '<|im_start|>system\n' + told }}"
@@ -87,14 +88,14 @@ TOOL_TEMPLATE = (
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A tokenizer, and the strings that are control in it."""
+    """A tokenizer and its control strings."""
 
     tokenizer: PreTrainedTokenizerFast
     control: tuple[str, ...]
 
 
-# name -> template, normalizer, special tokens, markers that are not flagged special, other added
-# tokens (text like any other), named tokens
+# name -> template, normalizer, special tokens, turn markers that are not flagged as special, other
+# added tokens (plain text), named tokens
 _FAMILIES = {
     "qwen": (
         QWEN,
@@ -130,7 +131,7 @@ _FAMILIES = {
         ("<|endoftext|>",),
         ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
         ("user",),
-        dict(eos_token="<|endoftext|>", pad_token="!"),  # which stays an exclamation mark
+        dict(eos_token="<|endoftext|>", pad_token="!"),  # "!" remains normal text
     ),
     "deepseek": (
         DEEPSEEK,
@@ -146,9 +147,9 @@ FAMILIES = tuple(_FAMILIES)
 
 @functools.cache
 def family(name, **flags):
-    """The `Family` of one of FAMILIES.
+    """Return the `Family` with a name of FAMILIES.
 
-    flags: of its special tokens and markers (lstrip, rstrip of AddedToken).
+    flags: AddedToken's lstrip and rstrip for its special tokens and markers.
     """
     template, normalizer, special, markers, words, named = _FAMILIES[name]
     tokenizer = Tokenizer.from_str(_trained())
@@ -165,7 +166,8 @@ def family(name, **flags):
 @functools.cache
 def _trained():
     tokenizer = Tokenizer(models.BPE())
-    # Letters with the character before them, single digits, marks with the line breaks after them.
+    # Letters with the character before them, single digits, punctuation with the line breaks after
+    # it.
     words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
     tokenizer.pre_tokenizer = Sequence(
         [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]

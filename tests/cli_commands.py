@@ -18,9 +18,9 @@ FRONT_PAGES = ("README.md", "docs/cli.md")
 
 
 def front_commands():
-    """The `python -m ragen_jax.*` commands in the code blocks of the front pages, each once.
+    """Return the distinct `python -m ragen_jax.*` commands in the code blocks of the front pages.
 
-    A command on both pages is taken from the first; comments do not count.
+    A command on both pages is taken from the first page. Comments in code blocks are ignored.
     """
     found = {}
     for page in FRONT_PAGES:
@@ -37,8 +37,8 @@ README = front_commands()
 class Written:
     """A command in a code block of a page."""
 
-    page: str  # below docs/
-    text: str  # ragen_jax.NAME and its words
+    page: str  # path below docs/
+    text: str  # ragen_jax.NAME and its arguments
     needs: str  # content of <!-- needs: ... --> above the block, or ""
 
     def __str__(self):
@@ -49,8 +49,8 @@ BLOCK = re.compile(r"(?:<!-- needs: ([^\n]+?) -->\n+)?^```bash\n(.*?)^```", re.M
 
 
 def commands_of(page, text):
-    """Return the `Written` of a page: the first turn of a loop, without redirections and without
-    optional words in brackets."""
+    """Return the `Written` commands of a page. A loop gives the command of its first iteration;
+    redirections and optional words in brackets are dropped."""
     found = []
     for needs, block in BLOCK.findall(text):
         block = block.replace("\\\n", " ")
@@ -68,11 +68,11 @@ DOCS = [
     for path in sorted((ROOT / "docs").rglob("*.md"))
     for command in commands_of(str(path.relative_to(ROOT / "docs")), path.read_text())
 ]
-OF_A_COMMAND = ("ragen_jax", "absl.flags._flag")  # modules that define its flags; config.*
+OF_A_COMMAND = ("ragen_jax", "absl.flags._flag")  # modules that define a command's flags
 
 
 def call(*words):
-    """(exit code, stdout, stderr) of `python -m WORDS`."""
+    """Run `python -m WORDS` in this process; return (exit code, stdout, stderr)."""
     module, *arguments = words
     before = set(flags.FLAGS)
     out, err = io.StringIO(), io.StringIO()
@@ -86,7 +86,7 @@ def call(*words):
     finally:
         sys.argv = kept
         for name in set(flags.FLAGS) - before:
-            # Libraries imported in the meantime still read theirs.
+            # Flags of libraries imported in the meantime stay, because they still read them.
             if flags.FLAGS.find_module_defining_flag(name).startswith(OF_A_COMMAND):
                 delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()

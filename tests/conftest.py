@@ -1,4 +1,4 @@
-"""For all tests: CPU, the tiny tokenizer and agent, turns made by hand."""
+"""Shared fixtures: CPU only, the tiny tokenizer and agent, hand-made turns."""
 
 import contextlib
 import dataclasses
@@ -18,11 +18,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["COMPILED_BY_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Most of the suite's time is compiling, of programs that run a few times: XLA leaves out most
-# optimisations. =0 tests the programs of a real run, in three times the time.
+# Most of the suite's time is spent compiling programs that run only a few times, so XLA skips most
+# optimizations. JAX_DISABLE_MOST_OPTIMIZATIONS=0 tests the programs of a real run, in three times
+# the time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The newer of two ways to compile for the CPU takes twice as long, and cutting a program into 32
-# parts for 32 threads a quarter more. XLA crashes on unknown flags, so they are set only for
+# The newer of XLA's two CPU compilers takes twice as long, and splitting a program into 32 parts
+# for 32 threads takes a quarter longer. XLA crashes on unknown flags, so they are set only for
 # versions that have them.
 if version("jaxlib").startswith("0.10."):
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -46,8 +47,8 @@ from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
 LONGEST = [Path(__file__).parent / name for name in ("core/test_sharding.py", "test_train.py")]
-CORE = "fast and not medium and not long and not slow"  # the tests of `pytest` without arguments
-STANDARD = "not long and not slow"  # the tests of a file that is named
+CORE = "fast and not medium and not long and not slow"  # tests that `pytest` runs without arguments
+STANDARD = "not long and not slow"  # tests that run when a file is named
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,45 +58,45 @@ def pytest_cmdline_main(config):
     if not option.markexpr:
         named = config.args_source is pytest.Config.ArgsSource.ARGS
         option.markexpr = STANDARD if named or option.keyword else CORE
-        # A worker gets the same command line, and must not start workers itself.
+        # A worker gets the same command line and must not start workers.
         worker = hasattr(config, "workerinput")
         if option.markexpr == CORE and not worker and getattr(option, "numprocesses", 0) is None:
             option.numprocesses, option.dist = 2, "loadfile"
 
 
 def pytest_configure(config):
-    """Several workers take files in the order of pytest_collection_modifyitems."""
+    """Keep the order of pytest_collection_modifyitems when several workers run the files."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave out files without a test of the core, whose imports would take as long as its tests."""
+    """Skip files without core tests: importing them would take as long as the core tests."""
     if config.option.markexpr == CORE and collection_path.name.startswith("test_"):
         return True if "mark.fast" not in collection_path.read_text() else None
     return None
 
 
 def pytest_unconfigure(config):
-    """The first process deletes the compiled programs."""
+    """Delete the compiled programs, in the first process only."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.get("COMPILED_BY_TESTS", ""), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
-    """Run the longest files first, which need the agent, then files without the agent, so that
-    the other workers are busy while one builds it. Other files with the agent come last."""
+    """Run the longest files first, which need the agent. Files without the agent follow, to keep
+    the other workers busy while one worker builds it. Other files with the agent come last."""
     needs = {item.path for item in items if "agent" in item.fixturenames}
     items.sort(key=lambda item: (item.path not in LONGEST, item.path in needs))
 
 
-MAPPINGS = Path("/proc/self/maps")  # of this process's memory, a line each
+MAPPINGS = Path("/proc/self/maps")  # memory mappings of this process, one per line
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Restore the signal handlers after each test. A Python started in the background ignores
-    SIGINT: tests begin as in the foreground."""
+    """Restore the signal handlers after each test. A Python process started in the background
+    ignores SIGINT, so tests start with the handlers of a foreground process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -105,9 +106,9 @@ def handlers():
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_the_module():
-    """Drop compiled programs before there are too many. Each program holds several memory
-    mappings, and XLA's CPU backend crashes when a process reaches Linux's limit
-    (vm.max_map_count, 65,530)."""
+    """Drop compiled programs before there are too many. Each program holds several memory mappings,
+    and XLA's CPU backend crashes when a process reaches Linux's limit (vm.max_map_count,
+    65,530)."""
     yield
     if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
@@ -115,7 +116,7 @@ def programs_of_the_module():
 
 @pytest.fixture(scope="session")
 def optimised():
-    """A context in which XLA optimises: for programs that run for long."""
+    """Return a context in which XLA optimizes, for programs that run for long."""
 
     @contextlib.contextmanager
     def context():
@@ -180,11 +181,11 @@ def make_episode():
 
 @dataclasses.dataclass(frozen=True)
 class Agent:
-    """A tiny agent after a few imitation updates: it answers well formed, and often wrong."""
+    """A tiny agent after a few imitation updates: its replies are well-formed and often wrong."""
 
     config: object
     directory: Path
-    home: Path  # XDG_CACHE_HOME of commands that this worker runs itself
+    home: Path  # XDG_CACHE_HOME of commands that run in this worker's process
     model: object
     params: dict
     tokenizer: object
@@ -196,8 +197,8 @@ def agent(tmp_path_factory, optimised):
     """An `Agent`, built by the real warm start with very small settings."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # one for all workers
-    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutation_testing.py
+        folder = folder.parent  # shared by all workers
+    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # set by mutation_testing.py
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
     with open(folder / "agent.lock", "w") as lock, optimised():
@@ -211,8 +212,8 @@ def agent(tmp_path_factory, optimised):
 
 @pytest.fixture(scope="session")
 def language_model(tmp_path_factory):
-    """The directory of a small Qwen2.5-shaped model with random weights, whose tokenizer knows
-    bytes and a chat template, but no environment's words."""
+    """Return the directory of a small Qwen2.5-shaped model with random weights. Its tokenizer has
+    byte tokens and a chat template, but no environment's words."""
     tokenizer = build_tokenizer(())
     config = ModelConfig(
         vocab_size=len(tokenizer) + 3,

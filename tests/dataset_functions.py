@@ -2,12 +2,12 @@
 
 
 def score(prompt, reply, row):
-    """1 for the answer, 0.1 for any other number, else 0."""
+    """Return 1 for the answer, 0.1 for any other number, else 0."""
     return 1.0 if reply == row["answer"] else 0.1 * reply.isdecimal()
 
 
 def next_message(messages, row):
-    """Quotes a wrong answer; None (the end) after the answer or three replies."""
+    """Quote a wrong answer; return None to end after the right answer or three replies."""
     reply = messages[-1]["content"]
     if reply == row["answer"] or len(messages) >= 6:
         return None

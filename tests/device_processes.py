@@ -1,4 +1,4 @@
-"""Commands in processes that see several devices, whose number is fixed when JAX starts."""
+"""Run commands in processes with several devices: JAX fixes their number when it starts."""
 
 import os
 import subprocess
@@ -10,9 +10,10 @@ HELPERS = (ROOT / "tests", ROOT / "tests" / "model")  # as in pyproject.toml
 
 
 def on_devices(count, command, **environ):
-    """Start a command that sees `count` virtual devices and can import the helpers of tests.
+    """Start a command that sees `count` virtual devices and can import the test helpers.
 
-    NPROC, because XLA's collectives wait for each other in threads, and it starts one a core.
+    NPROC is set because XLA's collectives wait for each other in threads, and XLA starts one thread
+    per core.
     """
     flags = f"--xla_force_host_platform_device_count={count} {os.environ.get('XLA_FLAGS', '')}"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
@@ -30,7 +31,8 @@ def in_two_processes(words, *, devices, logs, timeout, **environ):
     """Run train in two processes of `devices` virtual devices each, until both have exited with 0.
 
     Args:
-      words: train's arguments. logs: folder for the output of the second process.
+      words: train's arguments.
+      logs: folder for the output of the second process.
     """
     done = subprocess.run(
         ["launch/local_multiprocess.sh", *words],

@@ -2,6 +2,6 @@
 
 from ragen_jax.envs import ENVS
 
-# Those that need an option to be built are tested where they are wrapped.
+# Environments that need an option to be built are tested with their wrappers.
 OPEN = ("dataset", "gymnasium", "reasoning_gym", "textarena")
 OURS = [name for name in ENVS if name not in OPEN]

@@ -19,7 +19,7 @@ def near_tie(model, params, key, episode, turn, index):
 
 
 def assert_same_episode(model, params, key, a, b):
-    """Assert that two episodes are equal up to a first token that rounding decided."""
+    """Assert that two episodes are equal up to the first token that rounding decided."""
     assert (a.seed, a.member) == (b.seed, b.member)
     for index, (s, t) in enumerate(zip(a.turns, b.turns, strict=False)):
         n = min(len(s.sampled), len(t.sampled))
@@ -27,7 +27,7 @@ def assert_same_episode(model, params, key, a, b):
         if len(differs):
             where = (a.seed, a.member, index)
             assert near_tie(model, params, key, a, index, int(differs[0])), where
-            return  # from here on the two are different episodes
+            return  # the episodes diverge from this token
         assert len(s.sampled) == len(t.sampled)
         assert np.array_equal(s.prompt, t.prompt) and s.message == t.message
         np.testing.assert_allclose(s.logp, t.logp, atol=1e-4)

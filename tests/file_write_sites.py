@@ -1,6 +1,6 @@
-"""The places in the source that write files, found by parsing it.
+"""Find the places in the source that write files, by parsing it.
 
-A place is a function with a call that makes, changes, moves, removes or opens files:
+A place is a function that calls something to make, change, move, remove or open files:
 (file, function) -> the names of these calls.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("ragen_jax", "envs", "configs")
-# Names that always write, on any object.
+# Functions and methods that always write, called on any object.
 WRITING = {
     *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "renames"),
     *("symlink_to", "hardlink_to", "symlink", "link", "unlink", "rmdir", "removedirs"),
@@ -40,7 +40,7 @@ MODES = set("wax+")
 
 
 def places():
-    """{(file, function): names of the calls that write, in order}."""
+    """Return {(file, function): names of the calls that write, in order}."""
     found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -51,9 +51,10 @@ def places():
 
 
 def _calls(tree, file):
-    """(function, name) of every call of a module that writes, and of every function that is handed
-    on to be called (functools.partial(path.mkdir, ...), with_retries(path.touch, ...))."""
-    known = {  # bare names: the module that they are imported from, or this one
+    """Yield (function, name) of every call in a module that writes, and of every writing function
+    that is passed as an argument (functools.partial(path.mkdir, ...), with_retries(path.touch,
+    ...))."""
+    known = {  # bare name -> the module that it is imported from, or this module
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
@@ -81,7 +82,7 @@ def _calls(tree, file):
 
 
 def _writes(target, call, known):
-    """The name of what `target` is, if a call of it writes; None: it does not."""
+    """Return the name of `target` if calling it writes, else None."""
     if isinstance(target, ast.Attribute):
         name, of = target.attr, ast.unparse(target.value)
     elif isinstance(target, ast.Name):
@@ -92,7 +93,7 @@ def _writes(target, call, known):
     arguments = call.args if called else call.args[call.args.index(target) + 1 :]
     if name == "open":
         return "open" if _opens_to_write(of, arguments, call.keywords) else None
-    if name == "replace":  # not str.replace, dataclasses.replace, date.replace
+    if name == "replace":  # excludes str.replace, dataclasses.replace and date.replace
         one = len(arguments) == 1 and not call.keywords
         return name if of == "os" or (one and of not in (None, "dataclasses")) else None
     if name in OURS:
@@ -110,7 +111,7 @@ def _writes(target, call, known):
 
 
 def _opens_to_write(of, arguments, keywords):
-    """Whether the mode of an open() is one in which a file is written."""
+    """Return whether an open() call has a mode that writes."""
     arguments = list(arguments)
     if of is None or of in ("io", "gzip", "os", "codecs"):
         arguments = arguments[1:]

@@ -1,4 +1,5 @@
-"""A number-guessing game, registered with Gymnasium on import, as third-party environments are."""
+"""A number-guessing game that registers with Gymnasium on import, as third-party environments
+do."""
 
 import string
 
@@ -6,7 +7,7 @@ import gymnasium
 
 
 class GuessNumber(gymnasium.Env):
-    """A hidden number that moves by one now and then; any text may be a guess."""
+    """A hidden number that occasionally moves by one; a guess may be any text."""
 
     observation_space = action_space = gymnasium.spaces.Text(100, charset=string.printable)
 

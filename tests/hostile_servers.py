@@ -2,9 +2,9 @@
 
     with hostile("endless_trailers") as url: ...
 
-WAYS maps a name to a function that talks to one connected client over a raw socket. A way ends when
-its client disconnects. `python tests/hostile_servers.py` prints, for each way, what
-`search_qa.remote.RemoteRetriever` makes of it: seconds, peak memory and the error.
+WAYS maps a name to a function that talks to one connected client over a raw socket. The function
+returns when its client disconnects. `python tests/hostile_servers.py` prints how
+`search_qa.remote.RemoteRetriever` handles each way: seconds, peak memory and the error.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-DRIP_SECONDS = 0.1  # between two bytes
-LARGE = (64 << 20) - 1000  # bytes, below the limit of 64 MiB that the client had
+DRIP_SECONDS = 0.1  # delay between two bytes
+LARGE = (64 << 20) - 1000  # bytes; below the client's former limit of 64 MiB
 ANSWER = {"result": [[{"document": {"id": "1", "contents": "text"}, "score": 0.5}]]}
 SOUND = json.dumps(ANSWER).encode()
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -32,7 +32,7 @@ def _head(length: object, status: bytes = OK, extra: bytes = b"") -> bytes:
 
 
 def _document(**fields: object) -> bytes:
-    """A sound answer but for these fields; a value of bytes is JSON already."""
+    """Return a valid answer with these fields replaced; a value of type bytes is already JSON."""
     parts = {"document": b'{"id": "1", "contents": "text"}', "score": b"0.5"} | fields
     return b'{"result": [[{%s}]]}' % b", ".join(
         b'"%s": %s' % (name.encode(), value) for name, value in parts.items()
@@ -40,7 +40,7 @@ def _document(**fields: object) -> bytes:
 
 
 def _request(client: socket.socket) -> None:
-    """Reads a request's head and at least the start of its body."""
+    """Read a request's head and at least the start of its body."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = client.recv(1 << 16)
@@ -50,13 +50,13 @@ def _request(client: socket.socket) -> None:
 
 
 def _wait(client: socket.socket) -> None:
-    """Until the client disconnects."""
+    """Wait until the client disconnects."""
     while client.recv(1 << 16):
         pass
 
 
 def drip(prefix: bytes, byte: bytes = b"x") -> Callable[[socket.socket], None]:
-    """Sends `prefix`, then one byte every DRIP_SECONDS for ever."""
+    """Send `prefix`, then one byte every DRIP_SECONDS forever."""
 
     def talk(client):
         _request(client)
@@ -69,7 +69,7 @@ def drip(prefix: bytes, byte: bytes = b"x") -> Callable[[socket.socket], None]:
 
 
 def flood(prefix: bytes, line: bytes) -> Callable[[socket.socket], None]:
-    """Sends `prefix`, then a line for ever, as fast as the client reads."""
+    """Send `prefix`, then a line forever, as fast as the client reads."""
 
     def talk(client):
         _request(client)
@@ -81,7 +81,7 @@ def flood(prefix: bytes, line: bytes) -> Callable[[socket.socket], None]:
 
 
 def send(*pieces: bytes, repeat: int = 1) -> Callable[[socket.socket], None]:
-    """Sends the pieces, the last one `repeat` times, and closes the connection."""
+    """Send the pieces, the last piece `repeat` times, and close the connection."""
 
     def talk(client):
         _request(client)
@@ -94,7 +94,7 @@ def send(*pieces: bytes, repeat: int = 1) -> Callable[[socket.socket], None]:
 
 
 def hold(data: bytes) -> Callable[[socket.socket], None]:
-    """Sends `data` and keeps the connection open."""
+    """Send `data` and keep the connection open."""
 
     def talk(client):
         _request(client)
@@ -105,12 +105,12 @@ def hold(data: bytes) -> Callable[[socket.socket], None]:
 
 
 def body(content: bytes, extra: bytes = b"", status: bytes = OK) -> Callable[[socket.socket], None]:
-    """A well-formed answer with this content."""
+    """Send a well-formed answer with this content."""
     return send(_head(len(content), status, extra), content)
 
 
 def large(piece: bytes, start: bytes = b"[", end: bytes = b"0]") -> Callable:
-    """A JSON list of LARGE bytes that repeats `piece`."""
+    """Send a JSON list of LARGE bytes that repeats `piece`."""
     count = LARGE // len(piece)
     size = len(start) + count * len(piece) + len(end)
     block = piece * 4096
@@ -126,7 +126,7 @@ def large(piece: bytes, start: bytes = b"[", end: bytes = b"0]") -> Callable:
 
 
 def reset(client: socket.socket) -> None:
-    """Answers a request with RST."""
+    """Answer a request with RST."""
     _request(client)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -137,7 +137,7 @@ def redirect(location: str) -> Callable[[socket.socket], None]:
 
 
 def never_reads(client: socket.socket) -> None:
-    """Neither reads nor answers (clients that send much wait in `send`)."""
+    """Neither read nor answer; a client with a long request waits in `send`."""
     while True:
         client.send(b"")
         time.sleep(DRIP_SECONDS)
@@ -202,7 +202,7 @@ WAYS: dict[str, Callable[[socket.socket], None]] = {
     "lone_surrogates": body(
         _document(document=b'{"id": "\\ud800", "contents": "a \\udfff \\ud83d\\ude00"}')
     ),
-    # No answer of HTTP
+    # Answers that are not valid HTTP
     "errors_for_ever": body(b"later", b"", UNAVAILABLE),
     "http_09": send(b"welcome to the server\r\n" * 100),
     "binary": send(bytes(range(256)) * 100),
@@ -211,7 +211,7 @@ WAYS: dict[str, Callable[[socket.socket], None]] = {
     "no_content": body(b"", b"", b"HTTP/1.1 204 No Content\r\n"),
     "status_of_control_characters": body(b"\x1b[2J\r\n\x00", b"", b"HTTP/1.1 400 \x1b]0;x\x07\r\n"),
 }
-SOUND_WAYS = ("invalid_utf8", "lone_surrogates")  # answers that are read, with characters replaced
+SOUND_WAYS = ("invalid_utf8", "lone_surrogates")  # these answers are read, with characters replaced
 HTTPS_WAYS = ("tls_hangs", "tls_dripped")  # the client is given an https:// address
 
 
@@ -229,9 +229,9 @@ def _tls_dripped(client: socket.socket) -> None:
 
 @contextlib.contextmanager
 def hostile(way: str) -> Iterator[str]:
-    """The address of a server that treats every client in one way.
+    """Yield the address of a server that treats every client in one way.
 
-    way: a key of WAYS, one of HTTPS_WAYS, or "never_accepts" (a full backlog)
+    way: a key of WAYS, an entry of HTTPS_WAYS, or "never_accepts" (a full backlog)
     """
     if way == "never_accepts":
         with _full_backlog() as url:
@@ -241,12 +241,12 @@ def hostile(way: str) -> Iterator[str]:
     open_clients: list[socket.socket] = []
 
     def handle(client):
-        # A client that disconnects ends its way.
+        # The function of a way ends with an OSError when its client disconnects.
         with client, contextlib.suppress(OSError):
             talk(client)
 
     def accept():
-        with contextlib.suppress(OSError):  # the listener is closed
+        with contextlib.suppress(OSError):  # raised when the listener is closed
             while True:
                 client, _ = listener.accept()
                 open_clients.append(client)
@@ -266,7 +266,8 @@ def hostile(way: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _full_backlog() -> Iterator[str]:
-    """A listener that accepts nobody, with a full queue: further connections are never made."""
+    """Yield a listener that accepts no connection and has a full queue: further connections
+    hang."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
@@ -278,11 +279,11 @@ def _full_backlog() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-# ------------------------------------------------------------------------------ measured
+# ------------------------------------------------------------------------------ measurements
 
 
 def _measure(url: str, pipe: object) -> None:
-    """Sends (seconds, MiB of peak memory added, outcome) of one search."""
+    """Send (seconds, MiB of peak memory added, outcome) of one search."""
     from ragen_jax.envs.search_qa.remote import RemoteRetriever
 
     remote = RemoteRetriever(url, protocol="search_r1", time_limit=1.0, tries=1, seed=0)
@@ -298,7 +299,7 @@ def _measure(url: str, pipe: object) -> None:
 
 
 def main(most: float) -> None:
-    """Prints a row for each way; a client is killed after `most` seconds."""
+    """Print a row for each way; a client is killed after `most` seconds."""
     context = multiprocessing.get_context("spawn")
     for way in (*WAYS, *HTTPS_WAYS, "never_accepts"):
         with hostile(way) as url:

@@ -1,6 +1,6 @@
-"""Texts that break programs which trust the text they are given: HOSTILE, name -> text.
+"""HOSTILE, name -> text: texts that break programs which trust their input.
 
-QUICK has one of each kind, for the default test run.
+QUICK has one text of each kind, for the default test run.
 """
 
 ESC, MEGABYTE = "\x1b", 1 << 20
@@ -31,7 +31,7 @@ HOSTILE = {
     "next line": "a\x85b",
     "CSI of C1": "a\x9b31mb",
     "group separators": "a\x1c\x1d\x1e\x1fb",
-    # Commands to a terminal.
+    # Terminal commands.
     "colour": f"{ESC}[31mred{ESC}[0m",
     "hidden": f"{ESC}[8mhidden",
     "clear screen": f"{ESC}[2J{ESC}[H",
@@ -58,7 +58,7 @@ HOSTILE = {
     "variation selectors": "a\ufe0f\U000e0100",
     "interlinear": "\ufff9a\ufffab\ufffb",
     "deprecated format": "\u206a\u206f",
-    # Ends of lines that are no line feeds.
+    # Line separators other than the line feed.
     "line separator": "a\u2028b",
     "paragraph separator": "a\u2029b",
     "all ends of lines": "a\r\nb\rc\nd\x0be\x0cf\x1cg\x1dh\x1ei\x85j\u2028k\u2029l",
@@ -99,8 +99,8 @@ QUICK = (
 
 
 def raw_characters(shown: str) -> set[str]:
-    """Return the characters in a console's output that a terminal acts on or does not show, other
-    than newlines and tabs."""
+    """Return the characters in a console's output that a terminal interprets or does not display,
+    other than newlines and tabs."""
     found = set()
     for letter in set(shown) - set("\n\t"):
         code = ord(letter)

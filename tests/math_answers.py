@@ -1,6 +1,6 @@
-"""Right answers of mathematics with what somebody said, and whether it means the same."""
+"""Right answers to mathematical problems, given answers, and whether they mean the same."""
 
-# Right answer -> answers that mean the same.
+# Right answer -> answers with the same meaning.
 SAME = {
     "5": [
         "5 dollars",
@@ -345,7 +345,7 @@ SAME = {
     ],
 }
 
-# Right answer -> answers that mean something else, or cannot be read as a whole.
+# Right answer -> answers that mean something else or cannot be parsed completely.
 OTHER = {
     "5": [
         "minus 5",

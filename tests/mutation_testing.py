@@ -1,13 +1,14 @@
-"""Changes one line of a file at a time and asks its tests whether they notice.
+"""Change one line of a file at a time and check whether its tests fail.
 
     python tests/mutation_testing.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
                               [--jobs=1] [--list]
 
-For each module of MODULES a sample of its possible mutations is applied, one after the other, to a
-copy of the tree; the module's tests in MODULES run until the first failure. A mutation that no test
-sees is a survivor: read it, and add a test or say why it changes nothing. Before a module's first
-mutation its tests must pass without one. Finished mutations are not run again with the same --out.
-All runs share the programs that they compile and the tests' agent, which no mutation trains.
+For each module of MODULES, a sample of its possible mutations is applied, one at a time, to a copy
+of the tree; the module's tests in MODULES run until the first failure. A mutation that no test
+detects is a survivor: read it, and add a test or explain why it changes nothing. Before a module's
+first mutation its tests must pass without a mutation. Finished mutations are not run again with the
+same --out. All runs share their compiled programs and the tests' agent, whose training no mutation
+affects.
 """
 
 import argparse
@@ -26,11 +27,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 4  # times the seconds of the tests without a mutation; a longer run counts as seen
-HANGS_S = 240  # seconds after which a single test counts as hanging, and the mutation as seen
+LIMIT = 4  # timeout as a multiple of the unmutated tests' time; a longer run counts as detected
+HANGS_S = 240  # timeout of a single test in seconds; the mutation then counts as detected
 UNCHANGED = "nothing"
 
-# module -> its tests, those first that notice most in the least time
+# module -> its tests; the tests that detect the most mutations in the least time come first
 MODULES = {
     "update/learner": "fields_learn learner tasks train",
     "train": "train tasks fields_watch fields_run",
@@ -51,7 +52,7 @@ MODULES = {
     "run/workdir": "config train commands",
 }
 
-TESTS = {  # name -> file
+TESTS = {  # test name -> file
     path.stem.removeprefix("test_"): str(path.relative_to(ROOT))
     for path in (ROOT / "tests").rglob("test_*.py")
 }
@@ -133,7 +134,7 @@ def _short(text):
 
 
 def _changes(node):
-    """(name, function that changes such a node) of what can be done to a node."""
+    """Return (name, function that changes the node) for each applicable mutation."""
     if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)) and _sensible(node):
         yield "operator", lambda n: setattr(n, "op", SWAPS[type(n.op)]())
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
@@ -155,7 +156,7 @@ def _changes(node):
             yield "keywords swapped", _swap_keywords
         if len(node.args) >= 2 and all(isinstance(a, ast.Name) for a in node.args[:2]):
             first, second = (_axes(a.id) for a in node.args[:2])
-            if first and first == second:  # others would not even run
+            if first and first == second:  # others would fail at once
                 yield (
                     "arguments swapped",
                     lambda n: n.args.__setitem__(slice(0, 2), [n.args[1], n.args[0]]),
@@ -168,7 +169,7 @@ def _changes(node):
 
 
 def _sensible(node):
-    """Whether the swapped operator is one that could run: not of paths or of dicts."""
+    """Return whether the swapped operator could run: its operands are neither strings nor dicts."""
     sides = [getattr(node, name) for name in ("left", "right", "value") if hasattr(node, name)]
     texts = any(isinstance(side, (ast.JoinedStr, ast.Dict, ast.DictComp)) for side in sides)
     texts |= any(isinstance(s, ast.Constant) and isinstance(s.value, str) for s in sides)
@@ -177,13 +178,13 @@ def _sensible(node):
 
 
 def _axes(name):
-    """BT of logp_BT; "" of a name without axes."""
+    """Return the axes in a name, such as "BT" for logp_BT, or "" for a name without axes."""
     end = name.rsplit("_", 1)[-1]
     return end if "_" in name and end.isupper() else ""
 
 
 def _other_arrays(node, arrays):
-    """An array handed over in place of another with the same axes: length_GK for entropy_GK."""
+    """Return arguments replaced by another array with the same axes: length_GK for entropy_GK."""
     keywords = node.keywords if isinstance(node, ast.Call) else ()
     for i, keyword in enumerate(keywords):
         name = getattr(keyword.value, "id", "")

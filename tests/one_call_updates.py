@@ -1,4 +1,4 @@
-"""An iteration's updates in one call: plan the minibatches, then update on them."""
+"""Run the updates of an iteration in one call: plan the minibatches, then update on them."""
 
 from ragen_jax.update import critic, policy
 from ragen_jax.update.optimize import MinibatchLayout
@@ -10,7 +10,8 @@ def _layout(settings):
 
 
 def update_policy(model, optimizer, loss, state, ref, batch, advantage_BT, rows_B, **settings):
-    """Run `policy.update_policy` on the rows `rows_B`; settings of the plan and of the call."""
+    """Run `policy.update_policy` on the rows `rows_B`; `settings` are of the plan and the
+    update."""
     layout, rng = _layout(settings), settings.pop("rng")
     bonus_BT = settings.pop("bonus_BT", None)
     plan = policy.plan_policy(loss, batch, advantage_BT, rows_B, layout, rng=rng, bonus_BT=bonus_BT)

@@ -1,4 +1,4 @@
-"""Servers of retrieval in a thread of this process, sound or not."""
+"""Retrieval servers in a thread of this process, working or faulty."""
 
 import contextlib
 import json
@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def document(query, place):
-    """What an echoing server finds, the same for the same query."""
+    """Return the document that an echoing server finds; it depends only on the arguments."""
     return f"{place} about {query}"
 
 
 def echo(fields):
-    """(status, answer) to a request of either protocol."""
+    """Return (status, answer) to a request in either protocol."""
     if "query" in fields:
         found = [
             {"id": f"doc_{i}", "content": document(fields["query"], i), "score": 1 / i}
@@ -32,10 +32,10 @@ def echo(fields):
 
 @contextlib.contextmanager
 def serve(answer=echo, trouble=lambda number: None, late=1.5):
-    """(url, requests so far) of a server that answers with answer(fields).
+    """Serve answer(fields); yield (url, requests so far).
 
-    trouble: number of a request -> None, "drop", "late" (by seconds), "truncate", "drip" (a byte at
-        a time, for as long)
+    trouble: number of a request -> None, "drop", "late" (by `late` seconds), "truncate" or "drip"
+    (one byte at a time, for `late` seconds)
     """
     requests = []
 
@@ -60,7 +60,7 @@ def serve(answer=echo, trouble=lambda number: None, late=1.5):
                         self.wfile.flush()
                         time.sleep(late / 10)
                 self.wfile.write(body[: len(body) // 2] if what == "truncate" else body)
-            except OSError:  # the client has gone
+            except OSError:  # the client has disconnected
                 pass
 
         def log_message(self, *args):

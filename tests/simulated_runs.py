@@ -1,4 +1,4 @@
-"""Folders of simulated runs: figures at the levels of the tiny Sokoban agent, with its noise."""
+"""Folders of simulated runs: metrics with the levels and the noise of the tiny Sokoban agent."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ragen_jax.configs import sokoban
 
-# figure -> (level, standard deviation from step to step, 95 % half-width that is logged or None)
+# metric -> (level, standard deviation between steps, logged 95 % half-width or None)
 LEVELS = {
     "collapse/first_turn/own_margin": (33.0, 3.0, 6.0),
     "collapse/trajectory/own_margin": (30.0, 3.0, 6.0),
@@ -27,17 +27,18 @@ LEVELS = {
     "time/step": (3.0, 0.2, None),
     "time/rollout": (1.0, 0.1, None),
 }
-PROBLEMS = 256  # held out
+PROBLEMS = 256  # number of held-out problems
 
 
 def write_run(
     folder, *, steps=100, changes=None, success=(0.4, 0.55), seed=0, fields=None, episodes=()
 ):
-    """Writes config.json, metrics.jsonl, eval/ and rollouts/; returns the folder.
+    """Write config.json, metrics.jsonl, eval/ and rollouts/; return the folder.
 
     Args:
-      changes: figure -> (first step, final fraction of its level, number of steps to get there).
-      success: held out, first and last. fields: of the config, dotted.
+      changes: metric -> (first step, final fraction of its level, number of steps to get there).
+      success: first and last held-out success.
+      fields: dotted config fields.
       episodes: (step, [record of rollouts/*.jsonl]).
     """
     rng, config = np.random.default_rng(seed), sokoban.get_config()
@@ -50,7 +51,7 @@ def write_run(
         node[last] = value
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    solved_at = rng.random(PROBLEMS)  # a problem is solved where success is above it
+    solved_at = rng.random(PROBLEMS)  # a problem is solved where success exceeds this value
     lines = []
     for step in range(steps + 1):
         row = {"step": step}
@@ -79,7 +80,7 @@ def write_run(
 
 
 def episode(tokenizer, replies, *, group=0, member=0, success=False, kept=True, valid=True):
-    """A record of rollouts/*.jsonl; each reply is a text."""
+    """Return a record of rollouts/*.jsonl; each reply is a text."""
     turns = []
     for reply in replies:
         prompt = "<|im_start|>user\n#P#\n#X#<|im_end|>\n<|im_start|>assistant\n<think>"

@@ -1,4 +1,4 @@
-"""A reader of TensorBoard's event files: records of length, crc, event, crc."""
+"""Read TensorBoard's event files: records of length, crc, event, crc."""
 
 import struct
 from pathlib import Path
@@ -14,10 +14,10 @@ def _masked(data):
 
 
 def read_events(folder):
-    """The events of the one file in a folder."""
+    """Return the events of the only file in a folder."""
     (path,) = Path(folder).iterdir()
     data, place, events = path.read_bytes(), 0, []
-    while place + 12 < len(data):  # what follows may be written just now
+    while place + 12 < len(data):  # a later record may not be written completely yet
         length, crc = struct.unpack_from("<QI", data, place)
         assert crc == _masked(data[place : place + 8])
         payload = data[place + 12 : place + 12 + length]
@@ -28,13 +28,13 @@ def read_events(folder):
 
 
 def scalars(events):
-    """[(step, {tag: value})] of the events that have any, in their order."""
+    """Return [(step, {tag: value})] of the events that have scalars, in order."""
     rows = [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events]
     return [(step, row) for step, row in rows if row and not any(t.startswith("_") for t in row)]
 
 
 def hyperparameters(events):
-    """{name: value} of the HParams page."""
+    """Return {name: value} of the HParams page."""
     found = {}
     for event in events:
         for value in event.summary.value:

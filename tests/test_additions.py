@@ -49,7 +49,7 @@ def config():
 
 @pytest.fixture
 def learn(make_turn, make_episode):
-    """learn(config) -> the selection, credit, state before and after a step, and its metrics."""
+    """learn(config) -> selection, credit, batch, params before and after a step, metrics."""
     rng = np.random.default_rng(0)
     episodes = [
         make_episode(g, k, [make_turn([1, 2, 3], rng.integers(0, V, 4), reward=float(g * k))])
@@ -85,7 +85,7 @@ def test_a_filter_strategy(config, learn, monkeypatch):
         check(config)
     row = filter.Strategy(above, lambda value: value >= 1, "a score from 1")
     monkeypatch.setitem(filter.STRATEGIES, "above", row)
-    # Variances 0, 5/3 and 20/3.
+    # The groups' variances are 0, 5/3 and 20/3.
     selection, *_ = learn(config)
     assert selection.keep_GK[:, 0].tolist() == [False, False, True]
     config.filter.value = 0.5
@@ -130,7 +130,7 @@ def test_an_algorithm(config, learn, monkeypatch):
     )
     monkeypatch.setitem(algorithms.ALGORITHMS, "above_best", row)
     _, credit, batch, *_ = learn(config)
-    # Group g earned 0, g, 2g, 3g.
+    # The returns of group g are 0, g, 2g, 3g.
     best_B = (batch.group_B * (batch.episode_B % K - (K - 1))).astype(float)
     real = batch.weight_B > 0
     expected_BT = best_B[:, None] * (batch.mask_BT > 0)
@@ -185,7 +185,7 @@ def test_a_diagnostic(config, make_turn, make_episode, monkeypatch):
 
 
 def test_the_page_names_what_there_is():
-    """Tables, functions and files of CONTRIBUTING.md."""
+    """The tables, functions and files that CONTRIBUTING.md names exist."""
     fields = {field.name for field in dataclasses.fields(algorithms.Algorithm)}
     assert {"of_tokens", "critic"} <= fields and "second_clip" in PAGE
     for module, names in (

@@ -1,4 +1,5 @@
-"""The benchmark commands: figures, table, absent peers, equal work, one tiny case for real."""
+"""The benchmark commands: metrics, tables, missing peer libraries, equal work, one tiny real
+run."""
 
 import dataclasses
 import itertools
@@ -47,7 +48,7 @@ BEFORE, AFTER = Limits(20e9, 200e9, "float32"), Limits(10e9, 250e9, "float32")
 
 
 def test_ratio_is_the_median_over_pairs():
-    # Pairs of equal load: the ratio of medians would be 3 / 2 = 1.5.
+    # Pairs measured under equal load: the ratio of medians would be 3 / 2 = 1.5.
     found = measure.summarise([(1.0, 2.0), (2.0, 3.0), (4.0, 8.0)])
     assert found == {"ours": 2.0, "other": 3.0, "ratio": 2.0}
     assert measure.summarise([(3.0,), (1.0,), (2.0,)]) == {"ours": 2.0}
@@ -150,7 +151,7 @@ def test_both_sides_play_the_same_episodes(context):
     for turn, prompts in enumerate(shown):
         live = [e for e in episodes if len(e.turns) > turn]
         assert [len(p) for p in prompts] == [len(e.turns[turn].prompt) for e in live]
-        if context == "single_turn":  # the sampled tokens are not part of a prompt
+        if context == "single_turn":  # a prompt does not include the sampled tokens
             for prompt, episode in zip(prompts, live, strict=True):
                 assert np.array_equal(prompt, episode.turns[turn].prompt)
     assert all(len(t.sampled) == 4 for e in episodes for t in e.turns)
@@ -161,7 +162,7 @@ def test_both_sides_play_the_same_episodes(context):
 
 @pytest.mark.parametrize("names", [("",), ("lake", "room")])
 def test_gains_of_runs(tmp_path, capsys, names):
-    """Four problems: one solved at first, in the last three evaluations 2, 3, 4 or 2, 2, 2."""
+    """Four problems: one is solved at first; in the last three evaluations 2, 3, 4 or 2, 2, 2."""
     for run, solved in {"one": (1, 0, 2, 3, 4), "other": (1, 0, 2, 2, 2)}.items():
         for name in names:
             folder = tmp_path / run / "eval" / name
@@ -177,7 +178,7 @@ def test_gains_of_runs(tmp_path, capsys, names):
         assert one.startswith("one: 0.250 -> 0.750, +50.0 points, 95 % ")
         assert other.startswith("other: 0.250 -> 0.500, +25.0 points, 95 % ")
         assert mean.startswith("mean: +37.5 points, 95 % ") and mean.endswith(" over problems")
-        # 37.5 +- 12.706 * 25 / root 2 / root 2: Student's t of two runs.
+        # 37.5 ± 12.706 * 25 / root 2 / root 2: Student's t for two runs.
         assert over_runs.strip() == "95 % -121.3 to 196.3 over runs"
 
 
@@ -195,7 +196,7 @@ def test_counts_of_work():
         if path[-1].key not in ("scale", "bias")
     ]
     assert llm.weights(config) == sum(matrices)
-    # Two steps of one row over three positions: the second sees one more.
+    # Two steps of one row over three positions: the second step reads one more position.
     assert llm.decode_bytes(config, rows=1, cached=3, steps=2, itemsize=2) == 2 * (
         2 * llm.weights(config) + (3 + 5) * 6 * 2 * 32 * 2
     )
@@ -222,7 +223,7 @@ def test_saves_with_and_without_checksums(monkeypatch):
     monkeypatch.setattr(saving.checkpoint, "write_checksums", write)
     rows = saving.saving(1, side=8, products=1)
     assert len(rows) == 3 and all(row.ours > 0 and row.ratio > 0 for row in rows)
-    assert len(written) == 5  # of 3 pairs of whole saves and 2 of others, each one
+    assert len(written) == 5  # one per pair: 3 pairs of full saves, 2 others
 
 
 def test_searches_in_process():
@@ -369,7 +370,8 @@ def test_a_bank_has_the_scenes_information_at_multiples_of_it(monkeypatch):
     margin_L = [steps[f"{alarm.SCOPES[0]}/own_margin"].mean() for steps in bank.steps_L]
     here = np.interp(0.0, np.log(alarm.GRID_L), margin_L)
     assert np.array(margin_L[2:]) == pytest.approx(alarm.GRID_L[2:] * here, rel=0.3)
-    # Where it is half, mi_seq is, at less than half of the margin: near its ceiling it lags.
+    # Where the information is half, so is mi_seq, at less than half the margin: it saturates near
+    # its ceiling.
     assert 0.25 < bank.half_mi < 0.5
 
 
@@ -383,7 +385,7 @@ def test_wandering_and_heavy_tails_are_of_the_size_that_is_said():
 
 
 def steady_bank(scale=1.0):
-    """A `Bank` of one step a level, whose margins are the levels."""
+    """Return a `Bank` with one step per level, whose margins are the levels."""
     steps_L = []
     for level in alarm.GRID_L:
         row = {}
@@ -427,11 +429,11 @@ def test_the_alarm_command(monkeypatch, capsys):
     assert "half of mi_seq, every 5" in text and "24 prompts, then 8" in text
 
 
-# ---- the largest fraction of falls that an alarm can see ----------------------------------------
+# ---- the largest fraction of falls that an alarm can detect -------------------------------------
 
 
 def test_the_power_of_likelihood_ratios_is_the_closed_form_of_normal_looks(monkeypatch):
-    """Looks of N(0, 1) before and N(-shift, 1) after a fall, with densities estimated or known."""
+    """Looks are N(0, 1) before and N(-shift, 1) after a fall; densities are estimated or known."""
     rng, shift, looks = np.random.default_rng(0), 1.2, alarm_bound.LOOKS
     before, after = rng.normal(size=40_000), rng.normal(size=40_000) - shift
     densities = [alarm_bound.log_density(x[:3000, None]) for x in (before, after)]
@@ -531,7 +533,7 @@ def test_a_twin_that_fails_costs_the_kinds_of_its_setup_alone(monkeypatch, tmp_p
 
 @pytest.fixture
 def trial(tmp_path):
-    """A trial whose run and twin have the same rows, evaluations and model."""
+    """Return a trial whose run and twin have the same rows, evaluations and model."""
     for folder in (tmp_path / "run", tmp_path / "twin"):
         (folder / "eval").mkdir(parents=True)
         (folder / "policy").mkdir()
@@ -626,7 +628,7 @@ def test_errors_of_environments_are_what_they_are_called():
     "found, expected",
     [
         ({"code": 2, "output": "error: no such thing\n"}, ""),
-        ({"code": None, "output": "step 1/1\n"}, ""),  # it was still running
+        ({"code": None, "output": "step 1/1\n"}, ""),  # still running
         ({"code": 2, "output": ""}, "exit code 2 without a message"),
         ({"code": 1, "output": "oh"}, "exit code 1"),
         ({"code": -11, "output": "oh"}, "exit code -11"),

@@ -1,7 +1,7 @@
-"""Episodes whose environment broke: every figure of a group is computed from its sound members.
+"""Every figure of a group with broken episodes is computed from its sound members.
 
-Mostly one property: a group of K members of which n are sound gives the same figures as the n sound
-members alone, for any values in the broken members.
+Most tests check one property: a group of K members of which n are sound gives the same figures as
+the n sound members alone, for any values in the broken members.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.fast
 
 
 def masked(seed, G=5, sound=3, K=5):
-    """(sound_GK, pick, rng): `sound` of the K members of G groups are sound; pick(x_GK) is x of
-    these alone."""
+    """Return (sound_GK, pick, rng): `sound` of the K members of G groups are sound; pick(x_GK) is
+    x of the sound members."""
     rng = np.random.default_rng(seed)
     order_GK = np.argsort(rng.random((G, K)), axis=1)
     sound_GK = order_GK < sound
@@ -46,7 +46,7 @@ def masked(seed, G=5, sound=3, K=5):
 
 
 def spoiled(x_GK, sound_GK):
-    """x with junk at the broken members."""
+    """Return x with NaN in the entries of broken members."""
     return np.where(sound_GK, x_GK, np.nan).astype(np.float32)
 
 
@@ -99,7 +99,7 @@ def test_broken_members_change_no_statistic_of_their_group(name, seed, ties):
     found = np.asarray(function(spoiled(x_GK, sound_GK), sound_GK=sound_GK))
     want = np.asarray(function(pick(x_GK).astype(np.float32)))
     if name in RETURNS:
-        if "over the" not in name:  # nothing reads the entry of a broken member
+        if "over the" not in name:  # the entry of a broken member is never read
             assert not np.nan_to_num(found[~sound_GK], nan=1).any()
         found = pick(found)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
@@ -107,7 +107,7 @@ def test_broken_members_change_no_statistic_of_their_group(name, seed, ties):
 
 @pytest.mark.medium
 def test_by_hand():
-    """Returns 1, 0 and a broken member that has their mean, as `sum_turns` gives it."""
+    """Returns are 1, 0 and, for a broken member, their mean, as `sum_turns` gives it."""
     return_GK = np.array([[1.0, 0.0, 0.5], [2.0, 9.0, 9.0]])
     sound_GK = np.array([[True, True, False], [True, False, False]])
     mask = {"sound_GK": sound_GK}
@@ -118,9 +118,9 @@ def test_by_hand():
     np.testing.assert_allclose(advantage.group_relative(return_GK, **mask), want, rtol=1e-5)
     want = [[1, -1, 0], [0, 0, 0]]
     np.testing.assert_allclose(advantage.leave_one_out(return_GK, **mask), want)
-    # The sum is scaled to a whole group's: 3 * 0.5.
+    # The sum is scaled to the size of a whole group: 3 * 0.5.
     np.testing.assert_allclose(filter.group_scores(return_GK, "reward_sum", **mask), [1.5, np.nan])
-    # Too few sound members of the second group; a group of one needs no more than itself.
+    # The second group has too few sound members. A group of size one needs only its single member.
     found = advantage.comparable_members(sound_GK)
     np.testing.assert_array_equal(found, [[True, True, False], [False] * 3])
     found = advantage.comparable_members(np.array([[True], [False]]))
@@ -221,16 +221,16 @@ def test_the_control_draws_among_groups_with_sound_members():
         groups = np.flatnonzero(dealt_GK.any(1))
         np.testing.assert_array_equal(dealt_GK[groups], sound_GK[groups])
         seen.add(tuple(groups.tolist()))
-    assert seen == {(0, 2), (0, 3), (2, 3)}  # two groups each time, never the second
+    assert seen == {(0, 2), (0, 3), (2, 3)}  # two groups each time, never the second group
 
 
 def test_halves_for_the_entropy_bonus_are_those_of_scored_groups():
     batch = types.SimpleNamespace(group_B=np.arange(4), mask_BT=np.ones((4, 1)))
     found = entropy_weights("upper_groups", batch, np.array([2.0, np.nan, 1.0, 3.0]), [Part("", 4)])
-    assert found[[0, 2, 3], 0].tolist() == [1, 0, 1]  # of three, the upper two
+    assert found[[0, 2, 3], 0].tolist() == [1, 0, 1]  # the upper two of three groups
 
 
-# ---- figures of episodes ------------------------------------------------------------------------
+# ---- metrics of episodes ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -352,7 +352,8 @@ def test_a_prompt_that_broke_is_no_column(pairs, make_turn, make_episode):
 @pytest.mark.medium
 def test_dynamic_sampling_does_not_judge_what_broke(make_turn, make_episode):
     def play(index):
-        """Groups: differs, lost, equal, differs but for what broke."""
+        """Return four groups: differing rewards, one member lost, equal, differing except for the
+        broken episodes."""
         played = []
         for g, (errors, earned) in enumerate(
             [("  ", (0, 1)), (" x", (0, 1)), ("  ", (1, 1)), ("  ", (0, 1))]
@@ -367,7 +368,7 @@ def test_dynamic_sampling_does_not_judge_what_broke(make_turn, make_episode):
     assert found.informative_N.tolist() == [True, False, False, True]
     assert found.judged_N.tolist() == [True, False, True, True]
     assert found.metrics()["collect/informative_ratio"] == pytest.approx(2 / 3)
-    assert [e.seed for e in found.episodes[::2]] == [100, 102, 103]  # the lost one comes last
+    assert [e.seed for e in found.episodes[::2]] == [100, 102, 103]  # the lost group is last
 
 
 # ---- evaluations --------------------------------------------------------------------------------
@@ -379,7 +380,7 @@ def test_a_broken_heldout_episode_is_no_failure(tmp_path, make_turn, make_episod
     episodes[3] = dataclasses.replace(episodes[3], error="no")
     metrics = summarise(episodes, samples=1, format_penalty=0.0)
     assert metrics["eval/success"] == pytest.approx(2 / 3) and metrics["eval/errors"] == 1
-    # pass@2 of the problems with two sound episodes: both solved; one of two.
+    # pass@2 counts the two problems with two sound episodes. Both are solved, one in 1 of 2.
     twice = [make_episode(g, k, [turn], success=g + k < 2) for g in range(3) for k in range(2)]
     twice[5] = dataclasses.replace(twice[5], error="no")
     found = summarise(twice, samples=2, format_penalty=0.0)

@@ -42,14 +42,14 @@ def test_the_command_of_the_readme_that_looks_at_data(questions):
         "error: config.eval.episodes is 1024, but MetaMathQA-395K.json holds out only 6 distinct "
         "problems; lower it or use a larger file\n",
     )
-    # A run that never plays them demands none.
+    # A run that never plays held-out problems requires none.
     code, _, err = call(*words, "--config.eval.every=0", "--config.diagnose.gradients_every=0")
     assert (code, err) == (0, "")
     code, again, err = call(*words, "--config.eval.episodes=6", "--rows=2")
     assert code == 0, err
     left_out, *out = out.splitlines()
     assert left_out == "MetaMathQA-395K.json: 1 row(s) without 'The answer is: ' are left out"
-    assert again.splitlines() == out[: len(again.splitlines())]  # and a row more of it
+    assert again.splitlines() == out[: len(again.splitlines())]  # the first shows a row more
     originals = [f"howmuchis{index // 2}twice" for index in range(40) if index != 7]
     dealt = {
         split: [x for x in originals if split_by_hash("metamathqa", x) == split] for split in SPLITS
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_line(questions):
 def test_problems_of_a_parquet_file(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    # The second cannot be solved, the third is the first in another order.
+    # The second row cannot be solved; the third is the first in another order.
     table = pyarrow.table({"target": [8, 99, 8], "nums": [[3, 5], [1, 2], [5, 3]]})
     parquet.write_table(table, tmp_path / "some.parquet")
     words = [f"--config.env.options.path={tmp_path}/some.parquet", "--config.eval.episodes=1"]
@@ -139,7 +139,7 @@ def test_questions_that_are_searched_for(tmp_path):
         "    Question: What is 0?",
         "    -> finish[it 0]",
     ]
-    corpus = tmp_path / "other.json"  # a corpus is read once
+    corpus = tmp_path / "other.json"  # a new name, because a corpus is read only once
     corpus.write_text('["text", 5]')
     words[-3] = f"--config.env.options.corpus={corpus}"
     code, out, err = call(*words)
@@ -201,5 +201,5 @@ def test_a_problem_for_which_the_environment_raises_is_reported(monkeypatch, mem
         f"{errors[member]}\n"
     )
     assert lines.count(f"    cannot be shown: {errors[member]}") == (1 if member == "reset" else 2)
-    # What follows is shown, and so is the environment after it.
+    # The later problems and the next environment are shown.
     assert "frozen_lake: generated" in lines and lines.count("  seed 3") == 3

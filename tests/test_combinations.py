@@ -1,4 +1,4 @@
-"""Every pair of algorithm, filter, context and environment trains two steps (slow)."""
+"""Every pair of algorithm, filter, context and environment trains for two steps (slow)."""
 
 import itertools
 
@@ -26,7 +26,8 @@ AXES = {
 
 
 def pairwise_cover(axes):
-    """Few choices of one value an axis, so that any two values of two axes meet (greedy)."""
+    """Choose a small set of combinations in which any two values of two axes occur together
+    (greedy)."""
     names = list(axes)
     wanted = {
         frozenset([(a, x), (b, y)])
@@ -65,7 +66,7 @@ LEARNING = {"update": policy_gradient, "critic": critic_gradient, "credit": toke
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(COVER)))
 def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
-    # One cache for all: the tiny agents are built once a context and environment.
+    # All combinations share a cache: the tiny agents are built once per context and environment.
     cache = tmp_path_factory.getbasetemp() / "combinations"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     choice = COVER[index]
@@ -99,7 +100,7 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
     assert train.train(config, tmp_path / "run") == 0
     lengths["critic"] = lengths["update"]
     for name, jitted in LEARNING.items():
-        # One program per length that rows are padded to, for any selection of rows.
+        # One program per padded length, for any selection of rows.
         assert jitted._cache_size() - before[name] <= len(lengths[name]), name
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]

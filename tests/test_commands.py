@@ -1,4 +1,4 @@
-"""The commands as a user types them: of README.md, of docs/cli.md, and for a run folder.
+"""The commands of README.md and docs/cli.md, and commands for a run folder, as a user types them.
 
 They run in this process and share its compiled programs.
 """
@@ -27,14 +27,15 @@ from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.run import load, start
 from ragen_jax.storage.metrics_reader import read_metrics
 
-# Of running modules that are imported already, and of how ml_collections reads a config file.
+# Warnings about running modules that are already imported, and about how ml_collections reads a
+# config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 STOPPED = "no model is loaded here"
 
 
 @pytest.fixture(autouse=True)
 def home(agent, monkeypatch):
-    """The caches hold the agent of the tests, and commands start where the README is."""
+    """Use caches that hold the tests' agent, and run commands in the README's folder."""
     xdg = agent.directory.parent.parent / "home"
     xdg.mkdir(exist_ok=True)
     if not (xdg / "ragen_jax").exists():
@@ -54,14 +55,14 @@ AGENT += ["--config.warmstart.check_every=150", "--config.warmstart.check_episod
 
 
 def shortened(command, workdir, model):
-    """The words of a README command, with what makes it short and local."""
+    """Return the words of a README command, with options that make it short and local."""
     module, *words = shlex.split(command, comments=True)
     places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir), "step=240": "step=1"}
     words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
     text = " ".join(words)
     if module == "ragen_jax.train":
         words += [f"--workdir={workdir}", *SHORT]
-        if "configs/sokoban.py:qwen" in text:  # whose weights are on the hub
+        if "configs/sokoban.py:qwen" in text:  # its weights are on the hub
             words += [f"--config.model.path={model}", "--config.model.dtype=float32"]
             words += ["--config.sampling_mesh.tensor=1", "--config.reward.overlong_buffer=2"]
         words += SMALL if "model.path" in " ".join(words) else AGENT
@@ -74,7 +75,8 @@ def shortened(command, workdir, model):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(): the folder of a short run of the default command; made on first use."""
+    """run(): return the folder of a short run of the default command; the run is made on first
+    use."""
 
     @functools.cache
     def make():
@@ -99,7 +101,8 @@ def test_the_readme_has_commands_of_every_kind():
 
 @pytest.mark.parametrize("command", [c for c in README if c.startswith("ragen_jax.train")])
 def test_a_training_command_of_the_readme_starts(command, language_model, tmp_path, monkeypatch):
-    """Up to the model: its flags are known, and what they set is accepted and read."""
+    """Run up to the model: the command's flags are known, and their values are accepted and
+    read."""
 
     def stop(config, workdir):
         raise ValueError(f"{STOPPED}: {config.model.path}")
@@ -127,7 +130,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     ],
 )
 def test_a_command_without_any_argument(module, code, expected, monkeypatch):
-    """The README's first command is one: every other test adds something to it."""
+    """The README's first command has no arguments; all other tests add arguments."""
 
     def stop(config, workdir):
         raise ValueError(f"{STOPPED}: {config.model.path}")
@@ -139,7 +142,7 @@ def test_a_command_without_any_argument(module, code, expected, monkeypatch):
 
 
 def whole_commands():
-    """Those that can be run here, all but one of each kind marked as slow."""
+    """Yield the commands that can run here; all but one of each kind are marked as slow."""
     for command in README:
         kind = command.split()[0]
         if kind in ("ragen_jax.train", "ragen_jax.evaluate", "ragen_jax.export"):
@@ -188,7 +191,7 @@ def test_the_laboratory_lists_what_it_can_run():
 
 @pytest.fixture
 def planned(monkeypatch):
-    """What the laboratory would run; nothing is, and it ends with exit code 99."""
+    """Record what the laboratory would run; nothing is run, and it ends with exit code 99."""
     plans = []
 
     def run_arms(plan, root, **_):
@@ -200,7 +203,8 @@ def planned(monkeypatch):
 
 
 def test_the_laboratory_command_of_the_readme(planned):
-    """It takes a quarter of an hour: here each arm's config is built and checked, none is run."""
+    """The command takes a quarter of an hour: here each arm's config is built and checked, not
+    run."""
     (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
     code, _, err = call(*shlex.split(command, comments=True))
     assert code == 99, err
@@ -224,7 +228,7 @@ def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
 
 @pytest.mark.slow
 def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
-    """Real arms of a few replies, each in a separate process."""
+    """Run real arms of a few replies, each in a separate process."""
     whole = EXPERIMENTS["organism"]
     common_fields = whole.common_fields | {"steps": 2, "eval.every": 1, "diagnose.probe_every": 1}
     small = dataclasses.replace(
@@ -251,7 +255,7 @@ def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     code, out, _ = call("ragen_jax.lab", *words)
     assert code == 0 and "arms" not in out.splitlines()[0]
     assert {path: path.read_bytes() for path in before} == before
-    # Another machine has the page alone.
+    # Another machine has only the page.
     shutil.rmtree(tmp_path / "runs")
     code, out, _ = call("ragen_jax.lab", *words, "--reuse")
     assert code == 0 and f"2 of 2 arms are read from {tmp_path / 'docs/organism.jsonl'}" in out
@@ -261,7 +265,7 @@ def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("upper", "seeds"), [(2.0, 3), (0.2, 5)])
 def test_the_laboratory_ends_where_it_is_certain(upper, seeds, tmp_path, monkeypatch):
-    """Information that a bonus on the upper half keeps, or does not, in arms that others ran."""
+    """The information is kept by a bonus on the upper half, or is not, in arms that others ran."""
     pytest.importorskip("matplotlib")
 
     def run_arms(plan, root, **_):
@@ -292,12 +296,13 @@ def test_the_laboratory_ends_where_it_is_certain(upper, seeds, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """Where quick forms are run: experiments that have arms in common share them."""
+    """Return the folder for quick forms; experiments with common arms share them."""
     return tmp_path_factory.mktemp("lab")
 
 
 def run_quick(words, shared, optimised, monkeypatch):
-    """What `python -m ragen_jax.lab WORDS` prints, its arms optimised as a user's are."""
+    """Return the output of `python -m ragen_jax.lab WORDS`, with its arms optimized as a user's
+    are."""
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     with optimised():
         code, out, err = call(*words, f"--workdir={shared}/runs", f"--report={shared}/docs")
@@ -356,7 +361,7 @@ def test_an_evaluation_honours_what_it_reads(run):
     own = [f"--workdir={run()}", "--config.diagnose.first_turn_samples=2"]
     plain, _ = evaluated(*own)
     warm, _ = evaluated(*own, "--config.eval.temperature=5.0", "--config.eval.seed=3")
-    assert plain != warm  # random replies on other problems
+    assert plain != warm  # random replies to other problems
     short, _ = evaluated(*own, "--config.rollout.max_new_tokens=2")
     assert float(short["eval/response_length"]) <= 2 < float(plain["eval/response_length"])
     easy, out = evaluated(*own, "--config.env.options.max_solution=4", "--config.env.max_turns=1")
@@ -415,12 +420,12 @@ def test_preset_llm_says_what_it_needs():
         assert code == 2 and out == "" and "preset llm needs --config.model.path=" in line
 
 
-# ------------------------------------------------------------------------------ elsewhere
+# ------------------------------------------------------------------------------ outside this tree
 
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A user's folder, with envs/ and configs/ that are not ours."""
+    """Change to a user's folder, whose envs/ and configs/ are not ours."""
     for name in ("envs", "configs"):
         (tmp_path / name).mkdir()
         for file in ("__init__.py", "sokoban.py"):
@@ -456,7 +461,7 @@ def test_the_first_line_is_read_at_once_through_a_pipe(tmp_path):
 
 @pytest.mark.slow
 def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
-    """Built by pip, installed outside this tree, run by another process."""
+    """The wheel is built by pip, installed outside this tree, and run by another process."""
     pip = [sys.executable, "-m", "pip", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir=wheel", str(ROOT)], check=True)
     (wheel,) = Path("wheel").glob("*.whl")
@@ -486,7 +491,8 @@ def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory):
-    """adapted(): the folder of a LoRA run with two checkpoints; made on first use."""
+    """adapted(): return the folder of a LoRA run with two checkpoints; the run is made on first
+    use."""
 
     @functools.cache
     def make():
@@ -527,7 +533,7 @@ def test_any_checkpoint_is_evaluated_and_exported(adapted, tmp_path):
     written = [line for line in out.splitlines() if line.startswith("written: ")]
     assert written == [f"written: {folder}/adapter", f"written: {folder}/policy"]
     first, _ = evaluated(own, "--step=1")
-    # The same words as in SHORT, which the run has in its config.json.
+    # The same words as in SHORT, which are in the run's config.json.
     words = [*SHORT, *AGENT][4:]
     for model in ("adapter", "policy"):
         found, _ = evaluated(f"--model={folder / model}", *words)

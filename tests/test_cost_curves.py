@@ -13,7 +13,7 @@ PROMPT, OBSERVATION = 50, 54
 
 
 def a_row(size, *, cpu=1.0, peak_mib=700.0):
-    """A point's row: prompts as Sokoban's, with the whole history."""
+    """Return a point's row: prompts like Sokoban's, with the whole history."""
     prompts = [PROMPT + turn * (size.reply + OBSERVATION) for turn in range(size.turns)]
     seconds = dict(cpu=cpu, step=2 * cpu, rollout=cpu / 2, update=cpu / 2)
     return {
@@ -26,7 +26,7 @@ def a_row(size, *, cpu=1.0, peak_mib=700.0):
 
 
 def all_rows():
-    """Rows whose seconds go with the episodes and the turns."""
+    """Return rows whose seconds are proportional to the episodes and the turns."""
     return [
         a_row(size, cpu=size.episodes * size.turns / 128, peak_mib=600 + size.episodes)
         for size in curves.points()
@@ -35,7 +35,7 @@ def all_rows():
 
 @pytest.fixture
 def workdir(tmp_path):
-    """write(metrics, turns, limit): the files of a run that are read, and their folder."""
+    """write(metrics, turns, limit): write the files of a run that are read; return their folder."""
 
     def write(metrics, turns, limit):
         (tmp_path / "rollouts").mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def of_step(step, seconds, compiled=0.0):
     }
 
 
-# What is sampled may hold every character that some call the end of a line.
+# Sampled text may contain any character that some programs treat as a line end.
 TURNS = [
     {"prompt_ids": [1] * 50, "sampled_ids": [2, 3], "text": "a\u2028b\x85c"},
     {"prompt_ids": [1] * 106, "sampled_ids": [4, 5], "text": ""},
@@ -82,9 +82,9 @@ def test_operations_grow_as_counting_says():
     base = curves.flops(a_row(Size()))
     assert curves.flops(a_row(Size(episodes=1024))) == pytest.approx(16 * base)
     assert curves.flops(a_row(Size(devices=8))) == base
-    # One turn of one token: each of the 64 rows is 51 tokens, of which the update computes 50,
-    # four times a matrix of the layers and head but three of the layers', with all 50 keys; the
-    # four groups' prompts are read once, and their last tokens and those of the head once more.
+    # One turn of one token: each of the 64 rows has 51 tokens. The update computes 50 of them:
+    # three times the layers, with all 50 keys, and four times the head. The prompts of the four
+    # groups are read once; their last tokens pass through the layers and the head once more.
     D, L, V, F = 64, 2, 281, 192
     one = a_row(Size(turns=1, reply=1))
     matrices = 2 * (D * (D + D) + D * D + 3 * D * F)
@@ -97,7 +97,7 @@ def test_operations_grow_as_counting_says():
 def test_bytes_are_of_the_larger_of_rollout_and_update():
     few, many = a_row(Size()), a_row(Size(episodes=1024))
     parameters = 2 * (64 * 192 + 3 * 64 * 192) + 2 * 281 * 64
-    # Keys and values of two layers and key heads of 16, float32, of both caches and the reply.
+    # Keys and values: two layers, two key heads of 16, float32, for both caches and the reply.
     cache = 1024 * (50 + 136 + 32) * 2 * 2 * 2 * 16 * 4
     assert curves.peak_bytes(many) == 12 * parameters + cache
     token = 2 * (8 * 64 + 3 * 192) + 2 * 281

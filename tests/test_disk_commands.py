@@ -17,8 +17,8 @@ KINDS = {"full": "No space left", "inodes": "No space left", "read-only": "Read-
 
 @pytest.fixture(params=KINDS)
 def refusing(request, tmp_path):
-    """make(prepare) -> (folder on a disk that refuses writes from then on, its error message);
-    prepare(folder) writes the files that exist before."""
+    """make(prepare) -> (folder on a disk that now refuses writes, its error message).
+    prepare(folder) writes the files that exist before the disk refuses."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o"]
@@ -50,7 +50,7 @@ def assert_refused(answer, reason):
 
 
 def one_line(errors):
-    """Return the single error line of stderr; a busy machine may print progress before it."""
+    """Return the single error line of stderr; on a busy machine, progress lines may precede it."""
     *progress, last = errors.splitlines()
     assert not any("Traceback" in line or "rror" in line for line in progress), errors
     assert last.startswith("error: "), errors
@@ -137,7 +137,7 @@ def _figure(picture):
 
 @pytest.mark.parametrize("name", ["EPERM", "EACCES", "ENOENT", "ENOTDIR", "ELOOP", "ENAMETOOLONG"])
 def test_a_cache_that_cannot_be_made(name, tmp_path, monkeypatch):
-    """Refusals that the system gives to root are real, the others are injected."""
+    """Errors that the system raises for root are real; the others are injected."""
     cache, reason = tmp_path / "cache", os.strerror(getattr(errno, name))
     if name == "ENOTDIR":
         cache.touch()

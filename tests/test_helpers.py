@@ -17,12 +17,13 @@ pytestmark = pytest.mark.fast
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
 HELPERS = [path for path in FILES if not path.name.startswith(("test_", "conftest"))]
-HISTORY = ("benchmarks/NOTES.md", "CHANGELOG.md")  # keep the names of their day
+HISTORY = ("benchmarks/NOTES.md", "CHANGELOG.md")  # files that keep old names
 PATH = re.compile(r"(?<![\w/.])tests/[\w/]+\.py\b")
 
 
 def test_no_two_files_share_a_module_name():
-    """Pytest puts every folder of tests on `sys.path`, and the first file of a name wins."""
+    """Pytest puts every test folder on `sys.path`; of two files with one name, the first is
+    imported."""
     count = collections.Counter(path.stem for path in FILES)
     assert len(FILES) > 200 and [name for name, n in count.items() if n > 1] == []
 
@@ -36,7 +37,8 @@ def test_no_helper_hides_an_installed_module():
 
 
 def test_mentioned_files_exist():
-    """Of files below tests/, in code and in pages; the log of measurements keeps its old names."""
+    """Check mentions of files below tests/ in code and in pages; the measurement log keeps old
+    names."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("needs a git checkout")
@@ -51,7 +53,8 @@ def test_mentioned_files_exist():
 
 
 def test_files_with_a_main_say_that_they_are_scripts():
-    """A helper that tests start as a process ends in `_script`; tools for people are named here."""
+    """A helper that tests start as a process ends in `_script`; tools for people are listed
+    here."""
     tools = {"mutation_testing", "hostile_servers"}
     runs = {
         path.stem

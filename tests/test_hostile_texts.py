@@ -1,4 +1,4 @@
-"""Hostile texts at every door: nothing is raised, nothing is printed raw."""
+"""Hostile texts in every input: nothing raises, nothing is printed raw."""
 
 import json
 import os
@@ -59,14 +59,14 @@ def chat(tokenizer):
 
 @pytest.fixture
 def console_is_clean(capsys):
-    """Fail a test that prints characters which a terminal acts on."""
+    """Fail a test that prints characters which a terminal interprets."""
     yield
     out, err = capsys.readouterr()
     assert not raw_characters(out + err)
 
 
 class Echo:
-    """Everything it returns or raises holds a text."""
+    """An environment in which every result or error contains a text."""
 
     actions, instructions = (), "Echo."
 
@@ -92,7 +92,7 @@ class Echo:
 
 
 def turns_of(chat, result, make_turn):
-    """The turns of an episode that showed a result."""
+    """Return the turns of an episode that showed a result."""
     shown = result.observation if isinstance(result, StepResult) else ""
     message = chat.observe(shown, actions_used=0, last_valid=True)
     reply = chat.reply_ids("Up</think><answer>Up</answer>")
@@ -120,7 +120,7 @@ def test_environments(name, where, chat, make_turn, tmp_path, console_is_clean):
     error = result.traceback if isinstance(result, EnvFailure) else ""
     played = [Episode(1, 0, 0, turns, False, error), Episode(1, 0, 1, turns, False, "")]
 
-    assert from_bytes(to_bytes(played))[0].error == error  # between processes
+    assert from_bytes(to_bytes(played))[0].error == error  # as sent between processes
     path = tmp_path / "rollouts" / "step_000001.jsonl"
     write_rollouts(path, played, chat, lambda turn: 0.0, ())
     (records,) = read_rollouts(path.parent, pytest.fail).values()
@@ -168,7 +168,7 @@ def test_tools(name, monkeypatch):
 
 
 def rows_of(text):
-    """Rows of other trainers that hold a text in each of their fields."""
+    """Return rows of other trainers that contain a text in each of their fields."""
     good = {"prompt": "a", "response": "b</think><answer>c</answer>"}
     yield from (good | {"prompt": text}, good | {"response": text}, good | {text: text})
     yield good | {"response": f"{text}</think><answer>{text}</answer>"}
@@ -186,8 +186,8 @@ def rows_of(text):
 
 @every_text
 def test_rows_that_are_scored(name, tokenizer, tmp_path, console_is_clean):
-    """Each is read, or left out, counted and named; the others stay what they are."""
-    rows = [*rows_of(HOSTILE[name][:3_000_000])]  # more than is read
+    """Each row is either scored, or left out, counted and named; the other rows do not change."""
+    rows = [*rows_of(HOSTILE[name][:3_000_000])]  # longer than the length that is read
     path = tmp_path / "rollouts.jsonl"
     good = {"prompt": "a", "response": "b</think><answer>c</answer>"}
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
@@ -202,7 +202,7 @@ def test_rows_that_are_scored(name, tokenizer, tmp_path, console_is_clean):
 
 
 def test_rows_of_a_data_set(tmp_path, monkeypatch, console_is_clean):
-    """All of them in one file, which check_data shows."""
+    """All texts in one file, which check_data shows."""
     texts = [t for t in HOSTILE.values() if clean_text(t).strip() and len(t) < 10_000]
     lines = [json.dumps({"prompt": text, "answer": text}) + "\n" for text in texts]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
@@ -217,7 +217,7 @@ def test_rows_of_a_data_set(tmp_path, monkeypatch, console_is_clean):
     )
     assert (code, err) == (0, "") and not raw_characters(out)
     left_out = sum(f"row {row} (" not in out for row in range(len(texts)))
-    assert left_out < 10  # whose prompts differ from others in case or spaces alone
+    assert left_out < 10  # prompts that differ from others only in case or spaces
     assert "\\u202eevil" in out and "\\x1b[2J" in out and "推理崩溃" in out and "\ufffd" in out
 
 
@@ -231,14 +231,14 @@ def test_messages_of_commands(name, capsys):
 
 
 def file_name(text):
-    """A text as a file's name, as far as it can be one."""
+    """Return a text as a file name, as far as possible."""
     name = clean_text(text[:100]).replace("/", "").replace("\0", "")
     return f"a{name.encode()[:200].decode(errors='ignore')}"
 
 
 @every_text
 def test_folders_of_runs(name, tmp_path, tokenizer, console_is_clean):
-    """What a run writes in a folder of that name, with that text in its config, and its page."""
+    """A run's folder has the text as its name and in its config, and its page is written."""
     text = HOSTILE[name][: 1 << 16]
     folder = tmp_path / file_name(text)
     replies = [clean_text(text)[:2000]]
@@ -265,7 +265,7 @@ def test_folders_of_runs(name, tmp_path, tokenizer, console_is_clean):
 
 
 def test_a_folder_that_is_not_utf_8_is_refused(tmp_path, capsys):
-    """TensorStore, which writes the checkpoints, can use no such name."""
+    """TensorStore, which writes the checkpoints, cannot use such names."""
     folder = tmp_path / os.fsdecode(b"run\xff")
     with pytest.raises(SystemExit, match="2"), command.bad_input(), lock_workdir(folder):
         pass
@@ -350,7 +350,7 @@ def get_config():
     ],
 )
 def test_a_run_ends_as_if_nothing_had_happened(redirection, tmp_path, language_model):
-    """All texts in observations and in errors of every kind, on consoles of every kind."""
+    """Use all texts in observations and in errors of every kind, on consoles of every kind."""
     config = tmp_path / "hostile.py"
     config.write_text(CONFIG.format(tests=str(ROOT / "tests"), model=str(language_model)))
     words = [sys.executable, "-m", "ragen_jax.train", f"--config={config}", "--workdir=run"]
@@ -363,7 +363,7 @@ def test_a_run_ends_as_if_nothing_had_happened(redirection, tmp_path, language_m
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (row, _) = read_metrics(tmp_path / "run" / "metrics.jsonl")[::-1]
-    assert row["step"] == 1 and 24 <= row["rollout/errors"] < 40  # some are too long, too
+    assert row["step"] == 1 and 24 <= row["rollout/errors"] < 40  # some texts are too long as well
     records = read_rollouts(tmp_path / "run" / "rollouts", pytest.fail)[1]
     lines = [record["error"].rpartition("\n")[2] for record in records if "error" in record]
     kinds = {line.partition(":")[0] for line in lines}

@@ -1,4 +1,4 @@
-"""Imports between the folders of the package: what a type checker sees is what runs."""
+"""Imports between the folders of the package: a type checker and Python see the same imports."""
 
 import ast
 import importlib.util
@@ -10,12 +10,12 @@ FILES = sorted(
     path
     for folder in ("ragen_jax", "envs", "configs")
     for path in (ROOT / folder).rglob("*.py")
-    if path != ROOT / "ragen_jax" / "__init__.py"  # whose names are imported when they are used
+    if path != ROOT / "ragen_jax" / "__init__.py"  # its names are imported lazily
 )
 
 
 def hidden_imports(source):
-    """The modules of ours that a source imports for the type checker alone."""
+    """Return our modules that a source imports only for the type checker."""
     return [
         node.module
         for block in ast.walk(ast.parse(source))
@@ -28,7 +28,7 @@ def hidden_imports(source):
 @pytest.mark.medium
 @pytest.mark.fast
 def test_no_module_of_ours_is_imported_for_types_alone():
-    """An arrow that only the type checker sees hides a circle."""
+    """An import that only the type checker sees hides a cycle."""
     assert hidden_imports("if TYPE_CHECKING:\n    from ragen_jax.core import types") == [
         "ragen_jax.core"
     ]
@@ -39,6 +39,6 @@ def test_no_module_of_ours_is_imported_for_types_alone():
 @pytest.mark.fast
 @pytest.mark.parametrize("folder", ["tests", "docs", "benchmarks"])
 def test_folders_beside_the_package_are_no_part_of_it(folder):
-    """Of the folders at the top of the tree only envs and configs are (setup.py)."""
+    """Of the folders at the top of the tree, only envs and configs are packaged (setup.py)."""
     assert importlib.util.find_spec("ragen_jax.envs") is not None
     assert importlib.util.find_spec(f"ragen_jax.{folder}") is None

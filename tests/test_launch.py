@@ -1,6 +1,6 @@
-"""launch/: what the scripts would run, what they do after each exit code, and local processes.
+"""launch/: the scripts' commands, their reaction to each exit code, and local processes.
 
-No cloud: `gcloud` and `xpk` are stubs on PATH that write down their words and play a script.
+No cloud: `gcloud` and `xpk` are stubs on PATH that log their arguments and follow a script.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import pytest
 from ragen_jax.configs import base
 
 LAUNCH = Path(__file__).parents[1] / "launch"
-SCRIPTS = {  # name: the least environment that it runs in
+SCRIPTS = {  # name -> the smallest environment in which the script runs
     "tpu_vm.sh": dict(PROJECT="p", ZONE="z", NAME="n", ACCELERATOR="v6e-16", WORKDIR="/mnt/b/run"),
     "tpu_queued.sh": dict(
         PROJECT="p", ZONE="z", NAME="n", ACCELERATOR="v4-8", WORKDIR="/mnt/b/run"
@@ -71,7 +71,7 @@ esac
 
 
 class Cloud:
-    """A folder of stubs, the state they play with, and the calls they were given."""
+    """A folder of stubs, the state that they simulate, and their calls."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -80,22 +80,22 @@ class Cloud:
             (folder / name).chmod(0o755)
 
     def script(self, **files):
-        """Sets files of the stub: plan, node, request, creation; a list of lines each."""
+        """Set files of the stub: plan, node, request, creation; each is a list of lines."""
         for name, lines in files.items():
             (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
 
     def calls(self):
-        """The words of every call so far."""
+        """Return the arguments of every call so far."""
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split("\x1f") for line in lines]
 
     def verbs(self):
-        """The calls in short: describe, create, scp, setup, train, delete."""
+        """Return the calls by kind: describe, create, scp, setup, train, delete."""
         return [verb(call) for call in self.calls()]
 
     def trained(self):
-        """The remote command of every run of train."""
+        """Return the remote command of every run of train."""
         return [remote(call) for call in self.calls() if verb(call) == "train"]
 
 
@@ -107,7 +107,7 @@ def cloud(tmp_path):
 
 
 def environment(tmp_path, **variables):
-    """The variables that a script needs, and none of this process's settings."""
+    """Return the variables that a script needs, without this process's settings."""
     stubs = tmp_path / "stubs"
     path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
     fixed = dict(PATH=path, STUB=str(stubs), TMPDIR=str(tmp_path), HOME=str(tmp_path))
@@ -115,7 +115,7 @@ def environment(tmp_path, **variables):
 
 
 def launch(script, tmp_path, *arguments, **variables):
-    """Runs a script to its end, in tmp_path."""
+    """Run a script to its end, in tmp_path."""
     return subprocess.run(
         ["bash", LAUNCH / script, *arguments],
         env=environment(tmp_path, **SCRIPTS[script] | variables),
@@ -127,7 +127,7 @@ def launch(script, tmp_path, *arguments, **variables):
 
 
 def dry_run(script, tmp_path, *arguments, **variables):
-    """The words of every command that a dry run prints; it must run none."""
+    """Return the words of every command that a dry run prints; it must run no command."""
     before = sorted(tmp_path.rglob("*"))
     done = launch(script, tmp_path, *arguments, DRY_RUN="1", **variables)
     assert done.returncode == 0, done.stderr
@@ -136,13 +136,13 @@ def dry_run(script, tmp_path, *arguments, **variables):
 
 
 def remote(words):
-    """The words that a worker's shell makes of --command."""
+    """Return the words that a worker's shell parses from --command."""
     (command,) = [word for word in words if word.startswith("--command=")]
     return shlex.split(command.removeprefix("--command="))
 
 
 def verb(words):
-    """What a command is for, in one word."""
+    """Return the kind of a command, in one word."""
     if "ssh" in words:
         return "train" if "ragen_jax.train" in remote(words) else "setup"
     known = {"tar", "scp", "describe", "create", "delete", "mkdir"}
@@ -216,9 +216,9 @@ def test_gke_runs_what_its_dry_run_prints(tmp_path, cloud):
 @pytest.mark.parametrize(
     "accelerator, slices, devices",
     [
-        ("tpu7x-16", 1, 16),  # 8 chips of two devices
+        ("tpu7x-16", 1, 16),  # 8 chips with two devices each
         ("tpu7x-2x2x2", 1, 16),
-        ("v5p-16", 1, 8),  # 8 chips, their two cores one device
+        ("v5p-16", 1, 8),  # 8 chips; the two cores of a chip are one device
         ("v6e-16", 2, 32),
         ("v5litepod-4x4", 1, 16),
         ("v6e-1", 1, 1),
@@ -234,7 +234,7 @@ def test_gke_counts_devices_and_refuses_a_mesh_that_does_not_divide_them(
     refused = launch("gke_xpk.sh", tmp_path, *too_many, **given)
     assert refused.returncode == 2
     assert f"multiply to {2 * devices}" in refused.stderr and f"{devices} devices" in refused.stderr
-    assert len(cloud.calls()) == 1  # the one that fits
+    assert len(cloud.calls()) == 1  # only the call that fits
 
 
 @pytest.mark.parametrize("accelerator", ["v6e-6", "v5p-9", "tpu7x-12", "h100-8", "v6e", "v6e-0x4"])
@@ -258,7 +258,7 @@ def test_gpu_dry_run_makes_an_environment_only_where_there_is_none(tmp_path):
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").touch(0o755)
     assert dry_run("gpu_host.sh", tmp_path, *NASTY, **given) == [[*train, *NASTY]]
-    assert base.get_config().mesh.data == -1  # why no mesh is passed: one process, all GPUs
+    assert base.get_config().mesh.data == -1  # no mesh argument is needed: all GPUs
 
 
 def test_local_dry_run_prints_a_line_for_each_process(tmp_path):
@@ -386,7 +386,7 @@ def test_a_queued_resource_is_waited_for_and_asked_for_anew_when_suspended(tmp_p
     assert done.returncode == 0, done.stderr
     assert "is WAITING_FOR_RESOURCES" in done.stderr and "is PROVISIONING" in done.stderr
     once = ["describe", "create", *["describe"] * 3, "scp", "setup", "train"]
-    # The second time the request still says ACTIVE; the node shows what happened.
+    # The second time, the request still says ACTIVE; the state of the node shows the preemption.
     assert cloud.verbs() == [*once, "describe", "delete", *once, *["describe"] * 2, "delete", *once]
     assert len(set(map(tuple, cloud.trained()))) == 1
     assert all("queued-resources" in c for c in cloud.calls() if verb(c) in ("create", "delete"))
@@ -405,7 +405,8 @@ def test_a_queued_resource_that_keeps_failing_is_given_up(tmp_path, cloud):
 
 @pytest.fixture
 def venv(tmp_path):
-    """A virtual environment whose python notes its words and exits with the next code of plan."""
+    """Return a virtual environment whose python logs its arguments and exits with the next code of
+    plan."""
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
@@ -455,14 +456,16 @@ def test_a_host_that_is_told_to_stop_lets_train_save_and_does_not_restart(name, 
         script.send_signal(getattr(signal, name))
         assert script.wait(timeout=10) == 143
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
-    assert not (tmp_path / "said").read_text()  # of a restart
+    assert not (tmp_path / "said").read_text()  # no message about a restart
 
 
 @contextlib.contextmanager
 def start(script, tmp_path, *arguments, **variables):
-    """Start a script in the background in tmp_path, output in the file `said`; kill it at the end.
+    """Start a script in the background in tmp_path, with output in the file `said`; kill it at the
+    end.
 
-    A shell cannot trap a signal that it finds ignored, as SIGINT is in background jobs.
+    A shell cannot trap a signal that was ignored when it started, and background jobs ignore
+    SIGINT.
     """
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
@@ -483,7 +486,7 @@ def start(script, tmp_path, *arguments, **variables):
 
 
 def wait_for(*paths):
-    """Until all files exist and hold something."""
+    """Wait until all files exist and are not empty."""
     deadline = time.monotonic() + 10
     while not all(path.exists() and path.stat().st_size for path in paths):
         assert time.monotonic() < deadline, paths
@@ -494,7 +497,8 @@ def wait_for(*paths):
 
 
 def python_command(code):
-    """COMMAND that runs `code`, with `me` the process id, without site packages (fast)."""
+    """Return a COMMAND that runs `code` with `me` as the process id, without site packages
+    (fast)."""
     head = """
 import os, pathlib, signal, sys, time
 me = int(os.environ["JAX_PROCESS_ID"])
@@ -527,7 +531,7 @@ def test_local_processes_end_when_one_fails(tmp_path):
     assert "process 1 ended with exit code 7" in done.stderr and "out of luck" in done.stderr
 
 
-# Each notes that a SIGTERM reached it; the first kind then ends, as train does after saving.
+# Each process logs that it received SIGTERM; the first kind then ends, as train does after saving.
 NOTES_AND_ENDS = """
 signal.signal(signal.SIGTERM, lambda *_: (note("asked"), os._exit(143)))
 note("up")

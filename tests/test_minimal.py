@@ -1,4 +1,4 @@
-"""examples/minimal.py: the same figures as the real loop."""
+"""examples/minimal.py computes the same metrics as the real loop."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""No code from data: every library call that could load code is in SECURITY.md's table, with the
+"""No code from data: SECURITY.md's table lists every library call that could load code, with the
 argument that forbids it."""
 
 import ast
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[1]
 
 # The last part of a dotted name, under any import alias.
 LOADERS = {
-    # Python's own
+    # Python's standard library
     *("import_module", "__import__", "run_module", "run_path", "exec_module"),
     *("load_module", "spec_from_file_location", "SourceFileLoader", "CDLL", "LoadLibrary"),
     *("Unpickler", "read_pickle"),
-    # Hugging Face's, Orbax', TFDS', JAX', Arrow's, faiss', SymPy's
+    # Hugging Face, Orbax, TFDS, JAX, Arrow, faiss, SymPy
     *("from_pretrained", "pipeline", "apply_chat_template", "load_dataset", "load_from_disk"),
     *("load_dataset_builder", "get_class_from_dynamic_module", "snapshot_download"),
     *("hf_hub_download", "safe_open", "load_file", "CheckpointManager", "PyTreeRestore"),
@@ -26,15 +26,15 @@ LOADERS = {
     *("read_table", "ParquetFile", "read_feather", "read_index", "enable_unsafe_deserialization"),
     *("sympify", "parse_expr", "parse_latex", "lambdify", "verify"),
 }
-# Modules whose `load` and the like may run code: json.loads does not, marshal.loads does.
+# Modules whose `load` and similar functions may run code: marshal.loads does, json.loads does not.
 MODULES = {
     *("np", "numpy", "pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"),
     *("torch", "tfds", "jsonpickle", "gym", "gymnasium", "textarena"),
 }
 OF_MODULES = ("load", "loads", "open", "unsafe_load", "full_load", "load_all", "make", "make_vec")
 IN_FULL = {"os.system", "os.popen", "compile", "exec", "eval"}
-SETTINGS = {"jax_compilation_cache_dir"}  # whose value says where programs are loaded from
-# Imported by nobody: what they read is code.
+SETTINGS = {"jax_compilation_cache_dir"}  # folder from which programs are loaded
+# Never imported: the data that they read is code.
 REFUSED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "yaml", "jsonpickle"}
 
 
@@ -42,7 +42,7 @@ parsed = functools.cache(ast.parse)
 
 
 def dotted(node: ast.expr) -> str:
-    """The name that a call is written with: "np.load", or "" of what has none."""
+    """Return the name of a call as written, such as "np.load", or "" for a call without a name."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "()"
@@ -56,7 +56,7 @@ def could_load_code(name: str) -> bool:
 
 
 def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
-    """(name, call) of the calls in a source file that could load code."""
+    """Yield (name, call) of the calls in a source file that could load code."""
     tree, called = parsed(text), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -64,7 +64,7 @@ def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
             values = {word.value for word in node.args if isinstance(word, ast.Constant)}
             if could_load_code(dotted(node.func)) or values & SETTINGS:
                 yield dotted(node.func), node
-    for node in ast.walk(tree):  # handed on, as to functools.partial: its arguments are not seen
+    for node in ast.walk(tree):  # functions passed as arguments; their arguments are unknown
         if isinstance(node, ast.Attribute) and node not in called and could_load_code(dotted(node)):
             yield dotted(node), ast.Call(node, [], [], lineno=node.lineno)
 
@@ -74,7 +74,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def table() -> dict[tuple[str, str], str]:
-    """{(call, file): what keeps it from running code} of SECURITY.md's table."""
+    """Return {(call, file): reason why it runs no code} of SECURITY.md's table."""
     text = (ROOT / "SECURITY.md").read_text().partition("\n## Calls that could load code\n")[2]
     rows = {}
     for line in text.partition("\n## ")[0].splitlines():
@@ -86,7 +86,7 @@ def table() -> dict[tuple[str, str], str]:
 
 
 def lacks(call: ast.Call, reason: str) -> list[str]:
-    """The arguments in a row's reason, `name=value`, that the call does not have."""
+    """Return the arguments `name=value` in a row's reason that the call does not have."""
     given = {word.arg: ast.unparse(word.value) for word in call.keywords}
     wanted = re.findall(r"`(\w+)=(\w+)`", reason)
     return [f"{name}={value}" for name, value in wanted if given.get(name) != value]
@@ -125,7 +125,7 @@ def test_no_source_imports_a_format_that_is_code_or_starts_a_shell():
             names = [word.name for word in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-                # `from numpy import load` would hide from the table.
+                # The table would miss a function imported as `from numpy import load`.
                 hidden = node.module in MODULES and {word.name for word in node.names} & {
                     *OF_MODULES
                 }

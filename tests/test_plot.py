@@ -37,7 +37,7 @@ def test_a_curve_is_of_metrics_jsonl_or_the_mean_of_seeds(folders, monkeypatch, 
     expected = sum(found[7][MI] for found in rows) / count
     assert values[7] == pytest.approx(expected, rel=1e-6)
     apart = abs(rows[0][7][MI] - rows[-1][7][MI])
-    # Of two values Student's t of one degree, 12.706, times half their difference.
+    # For two values: Student's t with one degree of freedom, 12.706, times half their difference.
     half = 6.0 if count == 1 else 12.7062 * apart / 2
     assert halves[7] == pytest.approx(half, rel=1e-4)
 

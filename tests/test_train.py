@@ -1,4 +1,4 @@
-"""The whole command on the tiny agent: its files, resuming, preemption, refusals."""
+"""The whole command on the tiny agent: its files, resuming, preemption, error messages."""
 
 import dataclasses
 import itertools
@@ -51,7 +51,7 @@ def config(agent):
 
 
 def timeless(rows):
-    """Rows without what may differ between identical runs."""
+    """Return rows without the values that may differ between identical runs."""
     return [
         {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows
     ]
@@ -59,7 +59,7 @@ def timeless(rows):
 
 @pytest.fixture
 def finished(config, agent):
-    """The folder of an uninterrupted run of four steps; made once, not to be changed."""
+    """Return the folder of an uninterrupted run of four steps; made once, not to be changed."""
     workdir = agent.directory.parent / "whole"
     if not workdir.exists():
         assert train.train(config, workdir) == 0
@@ -80,7 +80,7 @@ def test_a_run_writes_what_is_documented(finished):
         "step_000002.jsonl",
         "step_000004.jsonl",
     ]
-    # The messages of rollouts are what was trained on, as anyone reads them.
+    # The messages of rollouts contain the training text, in the usual chat format.
     tokenizer, turns = hf.load_tokenizer(finished / "policy"), 0
     for line in (finished / "rollouts" / "step_000004.jsonl").read_text().splitlines():
         for turn in json.loads(line)["turns"]:
@@ -92,7 +92,7 @@ def test_a_run_writes_what_is_documented(finished):
             assert turn["prompt_exact"] and turn["reply_exact"] == (encoded == ids)
             turns += turn["reply_exact"]
     assert turns >= 4 * 4
-    # Of the trained model, only what ends a reply for its template and tokenizer is written down.
+    # The exported config names a single stop token: the one that ends a reply in the template.
     tokenizer = hf.load_tokenizer(finished / "policy")
     assert hf.stop_ids(finished / "policy") == (tokenizer.eos_token_id,)
     # The filter masks whole groups, and the policy moves.
@@ -105,12 +105,12 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
     config.steps = 2
     config.log.trackers = ()
     assert train.train(config, workdir) == 0
-    # A killed process may leave rows after the checkpoint, and a torn line.
+    # A killed process may leave rows after the checkpoint, and an incomplete line.
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rollout/success": 9.0}\n{"step": 4, "roll')
     assert not (workdir / "tensorboard").exists()
     config.steps = 4
-    config.log.trackers = ("tensorboard",)  # like steps, it may change
+    config.log.trackers = ("tensorboard",)  # may change on resuming, as may the steps
     assert train.train(config, workdir) == 0
     whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
     assert timeless(resumed) == timeless(whole)
@@ -160,7 +160,7 @@ def test_a_signal_saves_the_step_and_resuming_goes_on(
 
     monkeypatch.setattr(stages, "rollout_metrics", preempt_in_step_3)
     assert train.train(config, workdir) == code
-    ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # a second Ctrl-C, at once
+    ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # a second Ctrl-C quits immediately
     assert ends == (number == signal.SIGINT)
     assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [0, 1, 2, 3]
     assert "step 3 of 4" in (workdir / "report.html").read_text()
@@ -211,7 +211,7 @@ def test_gradients_of_a_checkpoint(finished):
     run_config = dataclasses.replace(
         trained.config,
         diagnose=dataclasses.replace(trained.config.diagnose, gradients_groups=6),
-        # the run itself had no KL term
+        # the run had no KL term
         algorithm=dataclasses.replace(trained.config.algorithm, kl_coef=0.1),
     )
     assert trained.step == 4
@@ -233,7 +233,7 @@ def test_gradients_of_a_checkpoint(finished):
 
 
 def test_a_batch_without_variance_updates_nothing(config, tmp_path):
-    config.filter.eps = 1e6  # more than any batch's variance
+    config.filter.eps = 1e6  # larger than any batch's variance
     config.steps = 1
     config.eval.every = 0
     assert train.train(config, tmp_path / "run") == 0
@@ -287,12 +287,12 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     config.critic.update(learning_rate=1e-2, warmup_steps=1)
     assert train.train(config, tmp_path / "whole") == 0
     rows = read_metrics(tmp_path / "whole" / "metrics.jsonl")
-    assert [row["update/count"] for row in rows] == [0, 2, 2]  # the critic alone, at first
+    assert [row["update/count"] for row in rows] == [0, 2, 2]  # at first, only the critic learns
     assert [row["critic/count"] for row in rows] == [2, 2, 2]
-    # The policy equals its reference until it moves.
+    # The policy equals its reference until its first update.
     assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
     assert rows[0]["update/kl_coef"] != 0.05
-    # The gap is to the sampler's log-probs, not to the update's.
+    # The gap is measured against the sampler's log-probs, not the update's.
     assert all(1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows)
     assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
     assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
@@ -317,24 +317,25 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     assert train.train(config, tmp_path / "run") == STOPPED
     assert "stopped: held-out success" in capsys.readouterr().out
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [0, 1, 2]  # at the first evaluation that counts
+    assert [row["step"] for row in rows] == [0, 1, 2]  # stops at the first evaluation that counts
     for row in rows[1:]:
         assert 1 <= row["collect/rounds"] <= 2 and row["collect/groups"] in (4, 8)
         assert row["filter/kept_ratio"] == 1
 
-    # It was saved when it stopped. It resumes under a milder rule, and warns once.
+    # The run was saved when it stopped. It resumes under a milder rule and warns once.
     config.stopping.success.action = "warn"
     assert train.train(config, tmp_path / "run") == 0
-    assert "warning" not in capsys.readouterr().out  # the streak is older
+    assert "warning" not in capsys.readouterr().out  # the warning was printed earlier in the streak
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
 
 
 @pytest.mark.long
 def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
-    """On lakes, which this agent hardly ever crosses: most groups earn nothing at all."""
+    """The environment is FrozenLake, which this agent hardly ever solves: most groups earn no
+    reward."""
     config.env = frozen_lake.get_config().env
-    config.env.prompt = "full"  # the terse one is refused: the agent does not know a lake's words
+    config.env.prompt = "full"  # the agent's vocabulary lacks the words of the terse prompt
     config.env.max_turns = 2
     config.steps = 2
     config.eval.every = 0
@@ -351,7 +352,8 @@ def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     assert row["rollout/success"] == np.mean([episode["success"] for episode in played])
     assert row["rollout/replies"] == sum(map(len, rewards))
     assert sum(row[f"anatomy/{name}_count"] for name in anatomy.CLASSES) == 8
-    # Selected are the first four that are informative, else the earliest; a lake pays for success.
+    # Selected are the first four informative groups, else the earliest groups; a lake rewards
+    # success.
     solved = np.reshape([episode["success"] for episode in played], (8, 4)).sum(1)
     informative = (solved > 0) & (solved < 4)
     chosen = sorted(sorted(range(8), key=lambda g: not informative[g])[:4])
@@ -371,6 +373,6 @@ def test_the_stripped_form_is_scored_where_flow_is_and_the_history_is_shown(conf
         for name in ("flow/trajectory/za_swap", "collapse/trajectory_stripped/mi"):
             assert (name in row) == due
         assert "collapse/trajectory_within_depth/mi" in row
-        # Moving averages are of the two plain scopes alone.
+        # Only the two plain scopes have moving averages.
         averaged = {name for name in row if name.endswith("mi_zscore_ema")}
         assert averaged == {f"collapse/{scope}/mi_zscore_ema" for scope in SCOPES}

@@ -1,4 +1,4 @@
-"""The whole command on an agent that sees: pictures of boards, from warm start to export."""
+"""The whole command on an agent with vision: pictures of boards, from warm start to export."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory, optimised):
-    """A tiny agent that has seen some boards: it answers well formed, and mostly wrong."""
+    """Return a tiny agent trained on some boards: its replies are well-formed and mostly wrong."""
     config = sokoban.get_config("tiny-vl")
     config.warmstart.update(rooms=512, success=0.0, check_every=100, check_episodes=16)
     with optimised():
@@ -69,16 +69,16 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     for row in rows[1:]:
         assert row["rollout/logp_gap"] < 1e-4 and row["update/update_norm"] > 0
         assert np.isfinite(row["collapse/first_turn/mi"])
-        # What it says of a picture is checked by what the picture shows.
+        # Its statements about a picture are checked against the board in the picture.
         assert row["reasoning/stated"] > 0 and 0 < row["reasoning/grounded_rate"] < 1
     assert any(name.startswith("flow/first_turn/") for name in rows[2])
     assert any(name.startswith("probe/mediation/") for name in rows[3])
 
-    # The pictures shown are next to the rollouts, each once, and show the room.
+    # The pictures are next to the rollouts, one file each, and show the room.
     folder = whole / "rollouts"
     lines = (folder / "step_000001.jsonl").read_text().splitlines()
     episodes = [json.loads(line)["turns"] for line in lines]
-    assert all(first["prompt_exact"] for first, *_ in episodes)  # later ones show replies
+    assert all(first["prompt_exact"] for first, *_ in episodes)  # later prompts show replies
     turns = [turn for episode in episodes for turn in episode]
     named = {name for turn in turns for name in turn["images"]}
     assert len(named) == len(list((folder / "step_000001_images").iterdir())) >= 4
@@ -91,7 +91,7 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     room = environment.reset(first["seed"])
     np.testing.assert_array_equal(shown, sprites.draw(room, 8))
 
-    # The export sees as the run did: its tower is the one it began with.
+    # The export sees as the run did: its tower is the initial tower.
     tower, before = hf.load_tower(whole / "policy"), hf.load_tower(directory)
     assert tower.images == before.images and tower.model == before.model
     leaves = zip(*(jax.tree.leaves(x.params) for x in (tower, before)), strict=True)
@@ -118,7 +118,7 @@ def test_a_tower_learns_by_adapters_resumes_and_is_exported(config, directory, t
         assert train.train(config, parts) == 0
     rows = timeless(whole)
     assert timeless(parts)[-1] == rows[2]
-    # The sampler sees with what the tower has become, the reference as it began.
+    # The sampler sees with the trained tower, the reference with the initial tower.
     assert all(row["rollout/logp_gap"] < 1e-4 for row in rows[1:])
     assert rows[2]["update/kl"] > 1e-6
     trained = restore_run(whole)
@@ -170,7 +170,7 @@ def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [(), ("--config.rollout.slots=6", "--config.rollout.chunk=4")])
 def test_two_processes_show_what_one_does(directory, tmp_path, served):
-    """Processes send each other the images to register or show; both train the tower."""
+    """Processes exchange the images to register or show; both train the tower."""
 
     def command(name):
         return [
@@ -199,7 +199,7 @@ def test_two_processes_show_what_one_does(directory, tmp_path, served):
 
 
 def refused(config, workdir, capsys):
-    """The line with which a run ends that could never begin."""
+    """Return the error line of a run that is refused at the start."""
     with pytest.raises(SystemExit) as exit_:
         train.train(config, workdir)
     assert exit_.value.code == 2

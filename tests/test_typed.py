@@ -1,11 +1,12 @@
-"""What new users type, right and wrong: what each prints, and never a traceback."""
+"""Commands that new users type, right and wrong: the output of each, never a traceback."""
 
 import shlex
 
 import pytest
 from cli_commands import call
 
-# Of running modules that are imported already, and of how ml_collections reads a config file.
+# Warnings about running modules that are already imported, and about how ml_collections reads a
+# config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 
 RIGHT = {
@@ -65,7 +66,7 @@ WRONG = {
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A folder of the user's, not ours."""
+    """Change to a user's folder outside this tree."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""A tokenizer and a chat of a vision-language model, for tests of the records of its turns.
+"""A tokenizer and a chat of a vision-language model, for tests of turn records.
 
 The template shows images as Qwen2.5-VL's does. Tests build their prompts by hand, piece by piece,
 and a prompt shows all turns of its episode.
@@ -29,7 +29,7 @@ TEMPLATE = (
 
 @functools.cache
 def seeing_tokenizer():
-    """The tokenizer of family "qwen" with the tokens around and of an image."""
+    """Return the tokenizer of family "qwen" with image tokens and the tokens around them."""
     tokenizer = Tokenizer.from_str(family("qwen").tokenizer.backend_tokenizer.to_str())
     tokenizer.add_special_tokens(
         [AddedToken(word, normalized=False) for word in ("<|vision_end|>", "<|image_pad|>")]
@@ -39,7 +39,7 @@ def seeing_tokenizer():
 
 
 class ShowsAll(Chat):
-    """A chat whose prompts always show all turns, also those built by hand."""
+    """A chat whose prompts always show all turns, including prompts built by hand."""
 
     def first_shown(self, *_):
         return 0
@@ -56,7 +56,8 @@ def seeing_chat(game):
 
 
 def pieces(chat, *parts):
-    """int32 ids of texts, control strings in them control, and images: numbers of their tokens."""
+    """Return int32 ids of texts, with control strings as control tokens, and of images, given as
+    numbers of tokens."""
     ids, beyond = [], len(chat.token_bytes)
     for part in parts:
         if isinstance(part, int):

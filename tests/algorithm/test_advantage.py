@@ -1,4 +1,4 @@
-"""advantage.py against numbers worked out by hand and against loops."""
+"""advantage.py against numbers computed by hand and against loops."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from ragen_jax.algorithm import advantage
 
 pytestmark = pytest.mark.fast
 
-# Jitted once: op by op, JAX would compile each operation at each shape.
+# Jitted once: without jit, JAX would compile each operation at each shape.
 group_relative = jax.jit(advantage.group_relative, static_argnames=("normalize_by_std", "eps"))
 leave_one_out = jax.jit(advantage.leave_one_out)
 sample_variance = jax.jit(advantage.sample_variance)
@@ -30,12 +30,12 @@ def test_group_relative_by_hand():
     np.testing.assert_allclose(
         group_relative(return_GK, normalize_by_std=False), [[-2.0, -1.0, 0.0, 3.0]], atol=1e-6
     )
-    # eps enters beside the std: 3 / (2.160247 + 1)
+    # eps is added to the std: 3 / (2.160247 + 1)
     np.testing.assert_allclose(group_relative(return_GK, eps=1.0)[0, 3], 0.949293, rtol=1e-5)
 
 
 def test_leave_one_out_by_hand():
-    # others of 1: (2 + 3 + 6) / 3 = 11/3; of 2: 10/3; of 3: 3; of 6: 2
+    # mean of the others: of 1: (2 + 3 + 6) / 3 = 11/3; of 2: 10/3; of 3: 3; of 6: 2
     np.testing.assert_allclose(
         leave_one_out(np.array([[1.0, 2.0, 3.0, 6.0]])),
         [[1 - 11 / 3, 2 - 10 / 3, 0.0, 4.0]],
@@ -103,7 +103,8 @@ def test_order_shift_and_scale():
         rtol=1e-5,
         atol=1e-6,
     )
-    # affine in the returns: normalised advantages stay, up to eps beside the std
+    # Under an affine map of the returns, normalized advantages stay equal, up to the eps added to
+    # the std.
     np.testing.assert_allclose(
         group_relative(4 * return_GK + 7), advantage_GK, rtol=1e-3, atol=1e-5
     )
@@ -113,7 +114,7 @@ def test_order_shift_and_scale():
 
 
 def test_a_dead_group_has_no_advantage():
-    # 16 copies of a number whose float32 mean is off by an ulp must not become 0.1 of advantage
+    # The advantage of 16 copies of a number whose float32 mean is off by an ulp must be 0, not 0.1.
     return_GK = np.full((40, 16), 0.1) + np.arange(40)[:, None] * 27.3
     assert not np.any(group_relative(return_GK))
     assert not np.any(leave_one_out(return_GK))
@@ -125,11 +126,12 @@ def test_integer_returns():
 
 
 def test_whiten_by_hand():
-    # masked 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4) / 2 = 4; 9 is outside: (9 - 3) / 2 = 3
+    # masked values 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4) / 2 = 4; 9 is outside the mask:
+    # (9 - 3) / 2 = 3
     x_BT = np.array([[1.0, 9.0], [3.0, 5.0]])
     mask_BT = np.array([[1, 0], [1, 1]])
     np.testing.assert_allclose(whiten(x_BT, mask_BT), [[-1.0, 3.0], [0.0, 1.0]], atol=1e-6)
-    # 1e-8 stands beside the variance: 0 and 2e-4 have mean 1e-4, variance 2e-8 -> 1e-4 / sqrt(3e-8)
+    # 1e-8 is added to the variance: 0 and 2e-4 have mean 1e-4, variance 2e-8 -> 1e-4 / sqrt(3e-8)
     tiny = whiten(np.array([[0.0, 2e-4]]), np.ones((1, 2)))
     np.testing.assert_allclose(tiny, [[-(3**-0.5), 3**-0.5]], rtol=1e-4)
 
@@ -149,7 +151,7 @@ def test_whiten_against_reference():
 @pytest.mark.medium
 def test_whiten_edges():
     x_BT = np.array([[2.0, np.nan, 4.0]])
-    # what lies outside the mask cannot reach the inside, not even NaN
+    # Values outside the mask, even NaN, do not affect the values inside.
     np.testing.assert_allclose(
         whiten(x_BT, np.array([[1, 0, 1]]))[0, np.array([0, 2])],
         [-(0.5**0.5), 0.5**0.5],
@@ -172,24 +174,25 @@ def test_soft_weights():
     # sample stds: of 0, 2: sqrt 2; of 1, 1: 0; of 0, 1: sqrt(1/2)
     return_GK = np.array([[0.0, 2.0], [1.0, 1.0], [0.0, 1.0]])
     np.testing.assert_allclose(soft_weights(return_GK), [1.0, 0.0, 0.5], rtol=1e-5)
-    assert not np.any(soft_weights(np.ones((3, 4))))  # nothing to compare with: no division by 0
-    # eps stands beside the largest std
+    assert not np.any(soft_weights(np.ones((3, 4))))  # all stds are 0: no division by 0
+    # eps is added to the largest std
     weights = advantage.soft_weights(return_GK, eps=2**0.5)
     np.testing.assert_allclose(weights, [0.5, 0.0, 0.25], rtol=1e-5)
-    # The last group is of another environment, whose largest std is its own.
+    # The last group belongs to another environment, so the largest std of its environment is its
+    # own.
     weights = soft_weights(return_GK, environment_G=np.array([0, 0, 1]))
     np.testing.assert_allclose(weights, [1.0, 0.0, 1.0], rtol=1e-5)
 
 
-# ---------------------------------------------------------------- along a row
+# ---------------------------------------------------------------- advantages along a row
 
 
 def test_gae_by_hand():
-    # one row, token 0 a prompt, token 3 an observation; gamma 0.9, lambda 0.5
+    # one row; token 0 is a prompt, token 3 an observation; gamma 0.9, lambda 0.5
     #   t        0    1    2    3    4
     #   mask     0    1    1    0    1
     #   r        7    0    1    9    2     (7 and 9 are not read)
-    #   V        5    1    2    8    3     (5 and 8 neither)
+    #   V        5    1    2    8    3     (5 and 8 are not read)
     # A4 = 2 - 3 = -1
     # A2 = 1 + 0.9 * 3 - 2 + 0.45 * -1 = 1.25      (V and A of token 4, not of the observation)
     # A1 = 0 + 0.9 * 2 - 1 + 0.45 * 1.25 = 1.3625
@@ -200,10 +203,10 @@ def test_gae_by_hand():
 
 
 def test_bi_level_gae_by_hand():
-    # two turns of two tokens, an observation between; turn_gamma 0.5, gamma 0.9, lambda 0.8
+    # two turns of two tokens, an observation in between; turn_gamma 0.5, gamma 0.9, lambda 0.8
     #   t        0    1    2    3    4
     #   mask     1    1    0    1    1
-    #   end           x              x     (the first turn earns nothing, and ends all the same)
+    #   end           x              x     (the first turn ends without a reward)
     #   r        0    0    9    0    4
     #   V        1    2    8    1    3
     # turns:  A4 = 4 - 3 = 1, R4 = 4;  A1 = 0 + 0.5 * 3 - 2 + 0.5 * 0.8 * 1 = -0.1, R1 = 1.9
@@ -218,7 +221,7 @@ def test_bi_level_gae_by_hand():
 
 
 def reference_gae(rewards, values, gamma, lam):
-    """Of one list of sampled tokens: A_t = sum_l (gamma lam)^l delta_(t+l), term by term."""
+    """For a list of sampled tokens: A_t = sum_l (gamma lam)^l delta_(t+l), term by term."""
     n = len(rewards)
     values = [*values, 0.0]
     deltas = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(n)]
@@ -226,7 +229,7 @@ def reference_gae(rewards, values, gamma, lam):
 
 
 def reference_bi_level(rewards, values, ends, gamma, lam, turn_gamma):
-    """Of one list of sampled tokens, the last of which ends a turn."""
+    """Bi-level GAE for a list of sampled tokens, the last of which ends a turn."""
     at = [t for t, end in enumerate(ends) if end]
     turns = reference_gae([rewards[t] for t in at], [values[t] for t in at], turn_gamma, lam)
     advantages, start = [], 0
@@ -238,7 +241,7 @@ def reference_bi_level(rewards, values, ends, gamma, lam, turn_gamma):
 
 
 def random_rows(seed, B=6, T=17):
-    """Rows of several turns with gaps: (reward, value, mask, turn_end); row 1 is padding."""
+    """Return rows of several turns with gaps: (reward, value, mask, turn_end); row 1 is padding."""
     rng = np.random.default_rng(seed)
     mask_BT = rng.random((B, T)) < 0.7
     mask_BT[1] = False
@@ -289,7 +292,7 @@ def test_bi_level_of_one_turn_is_gae():
 
 
 def test_reinforce_plus_plus_by_hand():
-    # returns-to-go at gamma 0.5, the observation between skipped: 3, 0.5 * 3 + 1 = 2.5; row 1: 1
+    # returns-to-go at gamma 0.5, skipping the observation: 3, 0.5 * 3 + 1 = 2.5; row 1: 1
     # mean 6.5 / 3, deviations 1/3, 5/6, -7/6: squares 4/36 + 25/36 + 49/36 = 78/36, variance 39/36
     reward_BT, mask_BT = np.array([[1.0, 9, 3], [1, 0, 0]]), np.array([[1, 0, 1], [1, 0, 0]])
     advantage_BT, return_BT = reinforce_plus_plus(reward_BT, mask_BT, gamma=0.5)
@@ -300,10 +303,11 @@ def test_reinforce_plus_plus_by_hand():
 
 
 def test_reinforce_plus_plus_baseline_by_hand():
-    # groups 1, 3 and 0, 10: minus their means -1, 1, -5, 5; one token each but two for the first,
-    # which so counts twice: mean -1/5, squares 2 * 0.64 + 1.44 + 23.04 + 27.04 = 52.8, over 4: 13.2
+    # groups 1, 3 and 0, 10: minus their means -1, 1, -5, 5. Each has one token, except for the
+    # first with two tokens, which counts twice: mean -1/5, squares 2 * 0.64 + 1.44 + 23.04 + 27.04
+    # = 52.8, over 4: 13.2
     return_GK = np.array([[1.0, 3.0], [0.0, 10.0]])
-    episode_B = np.array([2, 0, 1, 3, -1])  # in any order, padding last
+    episode_B = np.array([2, 0, 1, 3, -1])  # any order; padding is last
     mask_BT = np.array([[0, 1], [1, 1], [1, 0], [0, 1], [0, 0]])
     got_BT = reinforce_plus_plus_baseline(return_GK, episode_B, mask_BT)
     want_BT = np.array([[0, -4.8], [-0.8, -0.8], [1.2, 0], [0, 5.2], [0, 0]]) / 13.2**0.5

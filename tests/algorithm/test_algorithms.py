@@ -25,7 +25,8 @@ PLAIN = Credit(
 
 
 def make_batch(rows, T=6, size=None):
-    """Rows of (episode, group, [(turn, positions, reward)]); padded to `size` rows."""
+    """Build a batch from rows of (episode, group, [(turn, positions, reward)]), padded to `size`
+    rows."""
     B = size or len(rows)
     batch = Batch(
         tokens_BT=np.zeros((B, T), np.int32),
@@ -49,7 +50,7 @@ def make_batch(rows, T=6, size=None):
     return batch
 
 
-# Two groups of two; episode 0 is cut into two rows, row 4 is padding.
+# Two groups of two; episode 0 is split into two rows, row 4 is padding.
 ROWS = [
     (0, 0, [(0, [1, 2], 0.5)]),
     (0, 0, [(1, [2, 3], 1.0)]),
@@ -66,7 +67,7 @@ def batch():
 
 
 ALL = np.ones((2, 2), bool)
-FIRST_GROUP = np.array([[True, True], [False, False]])  # rows 0, 1, 2
+FIRST_GROUP = np.array([[True, True], [False, False]])  # selects rows 0, 1, 2
 
 
 def assign(batch, keep=ALL, credit=PLAIN, **arrays):
@@ -76,7 +77,7 @@ def assign(batch, keep=ALL, credit=PLAIN, **arrays):
 
 def test_group_advantages_lie_on_every_token_of_an_episode(batch):
     found, target = assign(batch)
-    std = np.sqrt(0.5)  # of 1.5 and 0.5, over one degree of freedom
+    std = np.sqrt(0.5)  # std of 1.5 and 0.5, with one degree of freedom
     assert target is None
     np.testing.assert_allclose(found[0, 1:3], 0.5 / std, rtol=1e-5)
     np.testing.assert_allclose(found[1, 2:4], 0.5 / std, rtol=1e-5)
@@ -89,7 +90,7 @@ def test_group_advantages_lie_on_every_token_of_an_episode(batch):
 def test_kl_in_the_reward_lowers_an_episodes_return(batch, name):
     credit = dataclasses.replace(PLAIN, name=name)
     rng = np.random.default_rng(0)
-    kl_BT = rng.normal(size=batch.mask_BT.shape).astype(np.float32)  # junk outside the mask, too
+    kl_BT = rng.normal(size=batch.mask_BT.shape).astype(np.float32)  # not zero outside the mask
     lowered = RETURN_GK.astype(float).copy()
     for b in range(5):
         e = batch.episode_B[b]
@@ -100,12 +101,12 @@ def test_kl_in_the_reward_lowers_an_episodes_return(batch, name):
 
 
 def test_ppo_by_hand(batch):
-    # gamma = lambda = 1: what is still to come, less the value; whitened over kept tokens.
+    # gamma = lambda = 1: the sum of later rewards minus the value, whitened over kept tokens.
     value_BT = np.full(batch.mask_BT.shape, 0.25, np.float32)
     credit = dataclasses.replace(PLAIN, name="ppo")
     found, target = assign(batch, credit=credit, value_BT=value_BT)
     to_go = np.zeros_like(batch.mask_BT)
-    to_go[0, 1:3] = 1.5  # the second row's reward is carried back
+    to_go[0, 1:3] = 1.5  # the reward of the second row counts for the first
     to_go[1, 2:4] = 1.0
     to_go[2, 1], to_go[2, 3:5] = 0.5, 1.0
     to_go[3, 1:4] = 2.0
@@ -144,8 +145,8 @@ def test_ppo_bi_level_and_kl_and_levels(batch):
     want = np.where(batch.mask_BT > 0, advantage.whiten(want, batch.mask_BT), 0)
     np.testing.assert_allclose(found, want, atol=1e-5)
 
-    # Everything on the last token of the episode: with gamma = lambda = 1 the first turn of row 2
-    # then knows no more than the second.
+    # All rewards are on the last token of the episode: with gamma = lambda = 1 the target of the
+    # first turn of row 2 equals that of the second turn.
     credit = dataclasses.replace(PLAIN, name="ppo", level="episode")
     _, target = assign(batch, credit=credit, value_BT=value_BT)
     np.testing.assert_allclose(target[2, [1, 3, 4]], 0.5, atol=1e-6)
@@ -182,8 +183,8 @@ def test_reinforce_plus_plus(batch):
 
 
 def layouts(seed, episodes=4, size=40):
-    """The same episodes as one row each and cut into rows: (whole, cut, place), where token i of
-    `cut` in `place` order is token i of `whole`."""
+    """Return (whole, cut, place): the same episodes with one row each and split into rows. In the
+    order `place`, token i of `cut` is token i of `whole`."""
     rng = np.random.default_rng(seed)
     whole, cut, at_whole, at_cut = [], [], [], []
     for episode in range(episodes):
@@ -233,7 +234,7 @@ def test_an_episode_in_several_rows_has_the_advantages_of_one_row(
         whole, cut, at_whole, at_cut = layouts(seed)
         rng = np.random.default_rng(100 + seed)
         found = []
-        per_token = rng.normal(size=(2, len(at_whole[0]))).astype(np.float32)  # value, KL
+        per_token = rng.normal(size=(2, len(at_whole[0]))).astype(np.float32)  # value and KL
         return_GK = np.bincount(whole.episode_B, whole.reward_BT.sum(1)).reshape(2, 2)
         for batch, at in ((whole, at_whole), (cut, at_cut)):
             value_BT, kl_BT = np.full((2, *batch.mask_BT.shape), np.nan, np.float32)
@@ -252,7 +253,7 @@ def test_an_episode_in_several_rows_has_the_advantages_of_one_row(
 
 @pytest.mark.medium
 def test_kl_of_later_rows_by_hand():
-    """Two turns of one token, each in a row: rewards 0 and 1, KL 0.2 and 0.5."""
+    """Two turns of one token, each in its own row: rewards 0 and 1, KL 0.2 and 0.5."""
     batch = make_batch([(0, 0, [(0, [1], 0.0)]), (0, 0, [(1, [2], 1.0)])], T=3)
     kl_BT = np.zeros((2, 3), np.float32)
     kl_BT[0, 1], kl_BT[1, 2] = 0.2, 0.5
@@ -267,7 +268,7 @@ def test_kl_of_later_rows_by_hand():
 
 @pytest.mark.medium
 def test_returns_are_compared_with_those_of_the_kept_episodes(batch):
-    """Over the batch; within a group with all of it."""
+    """With grouping "batch", the mean is over kept episodes; with "state", over the whole group."""
     best_and_worst = np.array([[True, False], [False, True]])  # returns 1.5 and -1
     value_BT = np.zeros(batch.mask_BT.shape, np.float32)
     for grouping, best, worst in (("batch", 1.25, -1.25), ("state", 0.5, -1.5)):

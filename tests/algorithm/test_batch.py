@@ -13,7 +13,8 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def episodes(make_turn, make_episode):
-    """One group of two: a full-history episode (one row), a single-turn one (two rows)."""
+    """Return a group of two: a full-history episode (one row) and a single-turn episode (two
+    rows)."""
     full = [
         make_turn([1, 2], [3, 4], logp=[-0.1, -0.2], reward=0.5),
         make_turn([1, 2, 3, 4, 5], [6], logp=[-0.3], reward=-0.25, valid=False),
@@ -64,7 +65,7 @@ def test_a_row_holds_the_group_of_its_episode(episodes):
 def test_a_turn_that_does_not_extend_starts_a_row_that_later_turns_extend(make_turn, make_episode):
     turns = [
         make_turn([1], [2]),
-        make_turn([1, 3, 9, 9], [4]),  # not what was sampled
+        make_turn([1, 3, 9, 9], [4]),  # differs from the sampled tokens
         make_turn([1, 3, 9, 9, 4, 5], [6]),
         make_turn([1, 3, 9, 9], [6]),  # shorter than its row
     ]
@@ -82,7 +83,8 @@ def test_a_turn_that_does_not_extend_starts_a_row_that_later_turns_extend(make_t
 
 @pytest.fixture
 def windowed(make_turn, make_episode):
-    """Four turns in a window of two: 1 opens, 10 + i is message i behind it, 20 + i elsewhere."""
+    """Return four turns in a window of two. Token 1 opens a prompt, 10 + i is message i right after
+    it, 20 + i is message i elsewhere."""
     turns = [
         make_turn([1, 10], [2, 3], reward=1.0),
         make_turn([1, 10, 2, 3, 21], [4], reward=2.0),
@@ -97,7 +99,7 @@ def test_rows_of_a_window_by_hand(windowed):
     np.testing.assert_array_equal(
         batch.tokens_BT, [[1, 10, 2, 3, 21, 4], [1, 11, 4, 22, 5, 6], [1, 12, 5, 6, 23, 7]]
     )
-    # Each reply is trained where it was sampled, and is only read in the next row.
+    # Each reply is trained in the row where it was sampled; in the next row it is only context.
     np.testing.assert_array_equal(
         batch.turn_BT, [[-1, -1, 0, 0, -1, 1], [-1, -1, -1, -1, 2, 2], [-1, -1, -1, -1, -1, 3]]
     )
@@ -125,7 +127,7 @@ def test_rewards_of_a_window_by_hand(windowed):
 
 
 def test_episodes_never_share_a_row(make_turn, make_episode):
-    # The second episode's prompt extends the first's row, by chance.
+    # The prompt of the second episode happens to extend the first episode's row.
     first, second = make_turn([1], [2]), make_turn([1, 2, 3], [4])
     batch = make_batch([make_episode(0, 0, [first]), make_episode(0, 1, [second])])
     np.testing.assert_array_equal(batch.tokens_BT, [[1, 2, 0, 0], [1, 2, 3, 4]])
@@ -183,7 +185,7 @@ def test_the_given_batch_keeps_its_zero_rewards(episodes):
 
 
 def test_returns_by_group_and_member(make_turn, make_episode):
-    # Member k of group g earns 10 g + k, a half in each of two turns.
+    # Member k of group g earns 10 g + k, half of it in each of two turns.
     played = [
         make_episode(g, k, [make_turn([1], [2], reward=(10 * g + k) / 2)] * 2)
         for g in range(2)
@@ -191,7 +193,7 @@ def test_returns_by_group_and_member(make_turn, make_episode):
     ]
     _, return_GK = add_rewards(make_batch(played), played, format_penalty=-0.1)
     np.testing.assert_array_equal(return_GK, [[0, 1, 2], [10, 11, 12]])
-    # A penalty of its own for each group.
+    # Each group has a different penalty.
     played = [make_episode(g, 0, [make_turn([1], [2], valid=False)] * 2) for g in range(3)]
     _, return_GK = add_rewards(make_batch(played), played, format_penalty=np.array([-1, 0, -0.5]))
     np.testing.assert_array_equal(return_GK, [[-2], [0], [-1]])

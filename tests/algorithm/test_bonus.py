@@ -1,4 +1,4 @@
-"""bonus.py: where the entropy bonus lies, and what is paid for information."""
+"""bonus.py: the tokens with an entropy bonus, and the reward for information."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def turn(reasoning, action, length=7):
 
 @pytest.fixture
 def batch():
-    """Four groups of one episode, each of two rows; a row of padding behind."""
+    """Return four groups of one episode, each of two rows, followed by a padding row."""
     episodes = [
         Episode(g, g, 0, (turn((0, 3), (5, 6)), turn((0, 0), (2, 5))), False) for g in range(4)
     ]
@@ -57,18 +57,18 @@ def test_where_the_entropy_bonus_lies(batch):
     score_G = np.array([0.3, 2.0, 0.1, 0.2])
     parts = (Part("", 4),)
     assert entropy_weights("all", batch, score_G, parts) is None
-    # Behind prompts of three tokens.
+    # The prompts have three tokens.
     actions = entropy_weights("actions", batch, score_G, parts)
     assert where(actions) == [[8], [5, 6, 7]] * 4 + [[]] and actions.dtype == np.float32
     upper = entropy_weights("upper_groups", batch, score_G, parts)
     assert upper[:8].min(1).tolist() == upper[:8].max(1).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
     lower = entropy_weights("lower_groups", batch, score_G, parts)
     assert (upper[:8] + lower[:8] == 1).all()
-    # Half of each environment's own groups.
+    # Half of the groups of each environment.
     two = (Part("a", 2), Part("b", 2))
     by_part = entropy_weights("upper_groups", batch, score_G, two)
     assert by_part[:8, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    # Faded to a half in the first environment, to a tenth in the second.
+    # Faded to 0.5 in the first environment, to 0.1 in the second.
     faded = entropy_weights("upper_groups", batch, score_G, two, np.array([0.5, 0.1]))
     np.testing.assert_allclose(faded[:8, 0], [0, 0, 0.5, 0.5, 0, 0, 0.1, 0.1], rtol=1e-6)
     faded = entropy_weights("all", batch, score_G, two, np.array([0.5, 0.1]))
@@ -80,7 +80,7 @@ def test_where_the_entropy_bonus_lies(batch):
 def test_a_value_lies_on_the_tokens_of_its_reasoning(batch):
     value_EU = np.array([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0], [4.0, 9.0]])
     spread_BT = scatter_to_reasoning(value_EU, batch)
-    # With the token that closes it; the second turns have no reasoning.
+    # The closing token is included; the second turns have no reasoning.
     assert where(spread_BT) == [[3, 4, 5, 6], []] * 4 + [[]]
     assert spread_BT[::2, 3].tolist() == [1.0, 2.0, -3.0, 4.0, 0.0]
 
@@ -98,7 +98,7 @@ def test_the_mean_is_mi_seq():
     figures = information_metrics(score_MN, np.full(M, 5), group_M)
     assert found.mean() == pytest.approx(figures["mi_seq"])
     assert found.max() <= np.log(N) + 1e-9
-    # A later turn's own prompt stands in the place of its group's first.
+    # The prompt of a later turn replaces the first prompt of its group.
     later = pointwise_information(own_M + 5, score_MN, group_M)
     swapped = score_MN.copy()
     swapped[np.arange(M), group_M] += 5
@@ -107,7 +107,7 @@ def test_the_mean_is_mi_seq():
 
 @pytest.mark.medium
 def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
-    """Of a policy of four reasonings behind three prompts, all of which are enumerated."""
+    """The policy has four reasonings for each of three prompts; all are enumerated."""
     logits_NZ = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)))
 
     def information(logits):
@@ -122,7 +122,7 @@ def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
     paid_NZ = np.array(
         [pointwise_information(logp_NZ[n], logp_NZ.T, np.full(4, n)) for n in range(3)]
     )
-    paid_NZ -= (np.exp(logp_NZ) / 3 * paid_NZ).sum()  # less the mean, as a step's are
+    paid_NZ -= (np.exp(logp_NZ) / 3 * paid_NZ).sum()  # minus the mean, as in a training step
     found = jax.grad(surrogate)(logits_NZ, jnp.asarray(paid_NZ))
     expected = jax.grad(information)(logits_NZ)
     assert np.asarray(found) == pytest.approx(np.asarray(expected), abs=1e-6)
@@ -131,13 +131,14 @@ def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
 
 @pytest.mark.medium
 def test_what_is_paid_to_a_reasoning_is_paid_to_its_end():
-    """Of a policy that goes on or closes at each of three places, all of whose reasonings are
-    enumerated: the gradient of the expected pay needs the token that closes."""
-    logit_T = jnp.asarray([0.3, -0.5, 0.8, 0.1])  # of going on; the last is after the tag
-    paid_N = np.array([2.0, -1.0, 0.5])  # of reasonings of one, two and three tokens
+    """The policy continues or closes at each of three places, and all its reasonings are
+    enumerated. The gradient of the expected reward needs the closing token."""
+    logit_T = jnp.asarray([0.3, -0.5, 0.8, 0.1])  # logits of continuing; the last is after the tag
+    paid_N = np.array([2.0, -1.0, 0.5])  # rewards of reasonings of one, two and three tokens
 
     def steps(logit_T, length):
-        """Log-probs of what is sampled: its tokens, the one that closes, one of the answer."""
+        """Return log-probs of the sampled tokens: the reasoning, the closing token, an answer
+        token."""
         on_T, off_T = jax.nn.log_sigmoid(logit_T), jax.nn.log_sigmoid(-logit_T)
         close = off_T[length] if length < 3 else 0.0
         return jnp.stack([0.0, *on_T[1:length], close, on_T[3]])

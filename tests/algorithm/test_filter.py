@@ -1,4 +1,4 @@
-"""filter.py against numbers worked out by hand and against a plain walk in Python."""
+"""filter.py against numbers computed by hand and against a plain Python walk."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ jit_scores = jax.jit(group_scores, static_argnames="metric")
 
 
 def reference_score(metric, returns, entropies, lengths):
-    """One group, member by member."""
+    """Compute the score of a group, member by member."""
     values = entropies if metric.startswith("entropy") else returns
     values = lengths if metric == "length" else values
     total = 0.0
@@ -80,7 +80,8 @@ def test_scores_against_reference(metric, K):
 
 
 def test_a_dead_group_scores_exactly_zero():
-    # The float32 mean of 16 copies of 10.9 need not be 10.9; a std of 1e-6 would be a candidate.
+    # The float32 mean of 16 copies of 10.9 need not be 10.9; a group with a std of 1e-6 would be a
+    # candidate.
     return_GK = np.full((40, 16), 0.1) + np.arange(40)[:, None] * 27.3
     assert not np.any(jit_scores(return_GK, "reward_std"))
 
@@ -101,7 +102,7 @@ def test_score_errors():
 
 
 def reference_kept(scores, *, strategy, value, mode, keep, include_zero, eps):
-    """The operator as PAPER.md words it, with lists and a walk."""
+    """Select groups as PAPER.md defines it, with lists and a walk."""
     scores = [float(s) for s in scores]
     if strategy == "none":
         return set(range(len(scores)))
@@ -157,7 +158,7 @@ CASES = [
 
 
 def random_scores(rng, count, G):
-    """Variances as they come: spread out, tied, zero, tiny, dead, and some signed metrics."""
+    """Return realistic variances (spread out, tied, zero, tiny, dead) and some signed metrics."""
     score_SG = rng.exponential(size=(count, G)) * 10 ** rng.uniform(-3, 1, (count, 1))
     tied_S = rng.random(count) < 0.5
     score_SG[tied_S] = np.round(score_SG[tied_S] * 4) / 4  # exact in float32, many ties
@@ -198,13 +199,13 @@ MIN_P = dict(strategy="min_p")
 HAND = [
     # -- top_p, linear. Sum 10, threshold 0.9 * 10 - 0.01 = 8.99: 5, 8, 9.5 reaches it
     (SPREAD, {}, [1, 2, 3]),
-    # sum 10, threshold 4.99: 5 alone reaches it; so does 4.995, thanks to eps
+    # sum 10, threshold 4.99: 5 reaches it; so does 4.995, because of eps
     ([5.0, 2.0, 3.0], HALF, [0]),
     ([4.995, 2.005, 3.0], HALF, [0]),
     ([4.995, 2.005, 3.0], HALF | dict(eps=0.0), [0, 2]),
-    # upwards: 1, 3, 6 reaches 4.99
+    # from the smallest: 1, 3, 6 reaches 4.99
     ([4.0, 2.0, 3.0, 1.0], HALF | UP, [1, 2, 3]),
-    # four equal scores of 1, threshold 1.99: two walked, lower index first
+    # four equal scores of 1, threshold 1.99: two are selected, lower indices first
     ([1.0, 1.0, 1.0, 1.0], HALF, [0, 1]),
     # -- a batch without mass is rejected; 8 * 0.001: threshold 0.0072 - 0.01 < 0 before any step
     ([0.0] * 8, {}, []),
@@ -212,7 +213,7 @@ HAND = [
     ([0.001] * 8, {}, []),
     # sum 0.012: threshold 0.0108 - 0.01 = 0.0008, one group reaches it
     ([0.0015] * 8, {}, [0]),
-    # a threshold beyond all there is: 0.9 * 2 + 1 = 2.8 > 2, so nothing
+    # a threshold above the total: 0.9 * 2 + 1 = 2.8 > 2, so no group is selected
     ([1.0, 1.0], dict(eps=-1.0), []),
     # -- top_p, softmax. 7 / 8 = 0.875 < 0.9: it cannot reject a flat batch
     ([0.001] * 8, SOFT, list(range(8))),
@@ -221,11 +222,11 @@ HAND = [
     # softmax of 0, log 3, log 4 is 1/8, 3/8, 4/8: 4/8 reaches 0.49; 7/8 reaches 0.6
     (LOGS, SOFT | dict(value=0.49), [2]),
     (LOGS, SOFT | dict(value=0.6), [1, 2]),
-    # negated, 1 : 1/3 : 1/4 = 12 : 4 : 3 of 19: 12/19 = 0.63, 16/19 = 0.84
+    # negated: 1 : 1/3 : 1/4 = 12 : 4 : 3 of 19: 12/19 = 0.63, 16/19 = 0.84
     (LOGS, SOFT | UP | dict(value=0.6), [0]),
     (LOGS, SOFT | UP | dict(value=0.7), [0, 1]),
     (LOGS, SOFT | dict(value=0.0), [2]),  # at least one
-    # -- top_k: int(0.5 * 5) = 2; ties: lower index; at least one; candidates only
+    # -- top_k: int(0.5 * 5) = 2; ties: lower index; at least one group; candidates only
     (THREES, TOP_K | HALF, [1, 3]),
     (THREES, TOP_K | dict(value=0.2), [1]),
     (THREES, TOP_K | dict(value=0.01), [1]),
@@ -256,7 +257,7 @@ HAND = [
 
 @pytest.mark.medium
 def test_selection_by_hand():
-    @jax.jit  # one program for all: compiling forty takes longer than everything else here
+    @jax.jit  # one program for all cases: compiling forty takes longer than all other tests here
     def masks(rows):
         cases = zip(rows, HAND, strict=True)
         return [select_groups(score_G, **options) for score_G, (_, options, _) in cases]
@@ -268,7 +269,8 @@ def test_selection_by_hand():
 
 
 def test_top_p_linear_can_always_reach_its_own_total():
-    # The largest value below 1 is 1 in float32: the walk needs the very sum it adds up to.
+    # The largest value below 1 is 1 in float32: the walk must compare with exactly the sum it
+    # accumulates.
     score_SG = np.random.default_rng(0).exponential(size=(300, 33)).astype(np.float32)
     almost_one = float(np.nextafter(1.0, 0.0))
     select = jax.jit(jax.vmap(lambda s: select_groups(s, value=almost_one, eps=0.0)))
@@ -354,7 +356,7 @@ def test_environment_errors():
 
 @pytest.mark.medium
 def test_members_by_hand():
-    # ranking of 3, 1, 3, 0, 2 by falling return, ties by index: 0 2 4 1 3
+    # order of 3, 1, 3, 0, 2 by falling return, ties by index: 0 2 4 1 3
     return_GK = np.array([[3.0, 1.0, 3.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
     for top, bottom, want in [
         (1, 1, [[0, 3], [0, 4]]),
@@ -397,7 +399,7 @@ def test_loss_scales():
     want = {"none": (1, 1), "linear": (0.25, 1), "sqrt": (0.5, 1), "advantage": (1, 0.25)}
     assert {mode: loss_scales(0.25, mode) for mode in LOSS_SCALES} == want
     assert {loss_scales(1.0, mode) for mode in LOSS_SCALES} == {(1.0, 1.0)}
-    # A sum over the kept rows has a factor of 0.25 by itself; what is left to the same weights.
+    # A sum over the kept rows already has a factor of 0.25; the scales add the rest.
     left = {mode: loss_scales(0.25, mode, summed=True) for mode in LOSS_SCALES}
     assert left == {
         "none": (1.0, 1.0),
@@ -415,7 +417,7 @@ def test_loss_scales():
 
 @pytest.mark.medium
 def test_quarters_of_the_candidates():
-    """Ten groups of which nine are candidates: 2, 2, 2 and 3 of them, by falling score."""
+    """Nine of ten groups are candidates: 3, 2, 2 and 2 of them per quarter, by falling score."""
     score_G = np.array([0.0, 9, 1, 8, 2, 7, 3, 6, 4, 5], np.float32)
     found = [
         np.flatnonzero(select_groups(score_G, strategy="quarter", value=q)) for q in (1, 2, 3, 4)
@@ -426,7 +428,7 @@ def test_quarters_of_the_candidates():
         [3, 4],
         [1, 2],
     ]
-    # The walk from the smallest, and all groups as candidates.
+    # Select from the smallest; then, with all groups as candidates.
     assert select_groups(score_G, strategy="quarter", value=1, keep="smallest").tolist() == [
         score in (1, 2, 3) for score in score_G
     ]

@@ -1,4 +1,4 @@
-"""losses.py against numbers worked out by hand, loops, and the gradients that they must have."""
+"""losses.py against numbers computed by hand, loops, and the required gradients."""
 
 import math
 
@@ -12,7 +12,7 @@ from ragen_jax.algorithm.losses import AGGREGATIONS, KL_KINDS
 
 pytestmark = pytest.mark.fast
 
-# Jitted once: op by op, JAX would compile each operation at each shape.
+# Jitted once: without jit, JAX would compile each operation at each shape.
 CLIP_NAMES = ("clip_low", "clip_high", "clip_c")
 policy_terms = jax.jit(losses.policy_terms, static_argnames=CLIP_NAMES)
 policy_loss = jax.jit(losses.policy_loss, static_argnames=(*CLIP_NAMES, "aggregation"))
@@ -40,7 +40,8 @@ def random_batch(seed, B=5, T=7):
 
 
 def reference_term(logp, old, advantage, *, clip_low, clip_high, clip_c):
-    """One token, with the cases of the objective told apart: (term, clipped, lower clipped)."""
+    """Compute one token with the cases of the objective distinguished: (term, clipped, lower
+    clipped)."""
     ratio = math.exp(min(max(float(logp) - float(old), -20.0), 20.0))
     advantage = float(advantage)
     if advantage >= 0:
@@ -79,7 +80,7 @@ def test_dual_clip_can_be_switched_off():
 
 
 def test_log_ratio_is_clamped():
-    # without the clamp exp(300) would be inf
+    # without the clamp, exp(300) would be inf
     arguments = (np.array([[300.0, -300.0]]), np.zeros((1, 2)), np.array([[-1.0, 1.0]]))
     terms, _ = policy_terms(*arguments, **CLIPS | dict(clip_c=None))
     np.testing.assert_allclose(terms, [[math.exp(20), -math.exp(-20)]], rtol=1e-5)
@@ -259,7 +260,7 @@ def test_mean_gradients_of_the_kl_estimates():
 
     @jax.jit
     @jax.jacrev
-    def means(logit_V):  # over all that the policy could have sampled, as often as it would have
+    def means(logit_V):  # mean over all tokens, weighted by the policy's probabilities
         logp_V = jax.nn.log_softmax(logit_V)
         estimates = [kl(logp_V[None], ref_V[None], kind)[0] @ p_V for kind in KL_KINDS]
         ref_p_V = jnp.exp(ref_V)
@@ -279,7 +280,7 @@ def test_exact_kl():
     p, q = np.log([0.5, 0.5]), np.log([0.25, 0.75])
     np.testing.assert_allclose(exact_kl(p, q), 0.143841, rtol=1e-5)
     np.testing.assert_allclose(exact_kl(np.stack([p, q]), np.stack([q, q])), [0.143841, 0.0], 1e-5)
-    # a token the policy cannot sample counts nothing, whatever the reference says of it
+    # A token that the policy cannot sample adds 0, whatever the reference's probability.
     never, unsure = np.array([0.0, -np.inf]), np.log([0.5, 0.5])
     np.testing.assert_allclose(exact_kl(never, unsure), np.log(2), rtol=1e-6)
     np.testing.assert_allclose(exact_kl(never, never), 0.0)
@@ -358,11 +359,11 @@ def test_gradient_of_the_value_loss():
         return value_loss(*arrays, mask_BT, clip=0.4, aggregation="token-mean")[0]
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
-    # at the old values it is that of the plain squared error
+    # at the old values, the gradient is that of the plain squared error
     grad_BT, _, _ = gradient(old_BT, old_BT, return_BT)
     want_BT = (old_BT - return_BT) * mask_BT / mask_BT.sum()
     np.testing.assert_allclose(grad_BT, want_BT, rtol=1e-5, atol=1e-7)
-    # elsewhere it is that or, where the clip decides, nothing; and it reaches only the values
+    # elsewhere it is the same, or zero where the clip is active; only the values get a gradient
     grad_BT, *others = gradient(value_BT, old_BT, return_BT)
     clip_BT = value_terms(value_BT, old_BT, return_BT, clip=0.4)[1]["value_clip_fraction"]
     want_BT = (value_BT - return_BT) * mask_BT * (1 - np.asarray(clip_BT)) / mask_BT.sum()
@@ -385,7 +386,7 @@ def test_value_errors():
 
 
 def reference_aggregate(row_terms, mode, T):
-    """row_terms: for each row the list of its masked terms."""
+    """row_terms: the list of masked terms of each row."""
     rows = [terms for terms in row_terms if terms]
     if mode == "token-mean":
         return sum(sum(terms) for terms in rows) / sum(len(terms) for terms in rows)

@@ -1,6 +1,6 @@
-"""objectives.py against numbers worked out by hand, loops, and the gradients that they must have.
+"""objectives.py against numbers computed by hand, loops, and the required gradients.
 
-Also the bound of RAGEN-2, appendix H.2, on what a group can teach, with the library's own
+A test checks the bound of RAGEN-2, appendix H.2, on the gradient of a group, with the library's own
 advantage, score and loss.
 """
 
@@ -18,7 +18,7 @@ from ragen_jax.algorithm.objectives import LEVELS, OBJECTIVES
 
 pytestmark = pytest.mark.fast
 
-# Jitted once: op by op, JAX would compile each operation at each shape.
+# Jitted once: without jit, JAX would compile each operation at each shape.
 CLIP_NAMES = ("clip_low", "clip_high", "clip_c")
 JITTED = {name: jax.jit(row.terms, static_argnames=CLIP_NAMES) for name, row in OBJECTIVES.items()}
 mismatch_weights = jax.jit(objectives.mismatch_weights, static_argnames=("cap", "level"))
@@ -48,7 +48,7 @@ def test_gspo_by_hand():
     np.testing.assert_allclose(term_BT, [[-0.5, 0.8], [-1.28, 0.0]], rtol=1e-5)
     np.testing.assert_allclose(metrics["ratio_mean"] * mask_BT, [[0.5, 0.5], [2.0, 0.0]], 1e-5)
     np.testing.assert_array_equal(metrics["clip_fraction"] * mask_BT, [[0, 1], [1, 0]])
-    # the dual clip on request: ratio 4, A = -1: 4 without, 3 with
+    # with the optional dual clip: ratio 4, A = -1: 4 without, 3 with
     arguments = np.log([[4.0]]), np.zeros((1, 1)), -np.ones((1, 1)), np.ones((1, 1))
     for clip_c, want in [(None, 4.0), (3.0, 3.0)]:
         term_BT, _ = objectives.gspo_terms(*arguments, clip_c=clip_c, **CLIPS)
@@ -77,7 +77,7 @@ def test_cispo_by_hand():
 
 
 def reference_terms(name, logp_BT, old_BT, advantage_BT, mask_BT):
-    """Terms and their gradients by logp, token by token."""
+    """Compute terms and their gradients with respect to logp, token by token."""
     term_BT, grad_BT = np.zeros((2, *mask_BT.shape))
     for b in range(len(mask_BT)):
         inside = np.flatnonzero(mask_BT[b])
@@ -133,7 +133,7 @@ def test_gspo_is_the_sequence_objective():
         term_BT, _ = objectives.gspo_terms(logp_BT, old_BT, advantage_BT, mask_BT, **CLIPS)
         return losses.aggregate(term_BT, mask_BT, "seq-mean-token-mean")
 
-    def by_sequence(logp_BT):  # equation 5, and 7 for the ratio
+    def by_sequence(logp_BT):  # equation 5; equation 7 for the ratio
         tokens_B = jnp.maximum(mask_BT.sum(1), 1)
         ratio_B = jnp.exp(((logp_BT - old_BT) * mask_BT).sum(1) / tokens_B)
         clipped_B = jnp.clip(ratio_B, 0.8, 1.28)
@@ -219,13 +219,13 @@ def test_errors():
             terms(x_BT, x_BT, x_BT, x_BT[:, :2], clip_c=None, **CLIPS)
 
 
-# ---------------------------------------------------------------- the bound
+# ---------------------------------------------------------------- the bound on a group's gradient
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 30.0])
 def test_reward_variance_bounds_the_task_gradient(spread):
-    # A softmax policy over 8 replies to one prompt; K samples of it, with Dr.GRPO's advantages:
+    # A softmax policy over 8 replies to one prompt; K samples from it, with Dr.GRPO's advantages:
     # ||g|| = ||mean_k (R_k - mean R) s_k|| <= sqrt(RV) * sqrt(mean_k ||s_k||^2)   (Cauchy-Schwarz)
     rng = np.random.default_rng(0)
     K, V = 16, 8
@@ -248,6 +248,6 @@ def test_reward_variance_bounds_the_task_gradient(spread):
     bound = variance**0.5 * np.mean(np.sum(score_KV**2, axis=1)) ** 0.5
     assert task <= bound * (1 + 1e-5)
     if spread == 0:
-        assert task == 0  # a group without variance teaches nothing
+        assert task == 0  # a group without variance has no gradient
     else:
-        assert task > 0.05 * bound  # and the bound is not an idle one
+        assert task > 0.05 * bound  # the bound is not vacuous

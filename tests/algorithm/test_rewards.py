@@ -1,4 +1,4 @@
-"""rewards.py against numbers worked out by hand and against loops."""
+"""rewards.py against numbers computed by hand and against loops."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
 
 pytestmark = pytest.mark.fast
 
-# Jitted once: op by op, JAX would compile each operation at each shape.
+# Jitted once: without jit, JAX would compile each operation at each shape.
 place_rewards = jax.jit(rewards.place_rewards, static_argnames="level")
 place_returns = jax.jit(rewards.place_returns)
 next_rows = jax.jit(rewards.next_rows)
@@ -22,7 +22,7 @@ adapt_kl_coef = jax.jit(rewards.adapt_kl_coef, static_argnames=("target", "gain"
 
 # ---------------------------------------------------------------- placement
 
-# Row 0: turns 0 and 1 of episode 0; row 1: its turn 2; row 2: the only turn of episode 1;
+# Row 0: turns 0 and 1 of episode 0; row 1: turn 2 of episode 0; row 2: the only turn of episode 1;
 # row 3: padding.
 TURN_BT = np.array([[-1, 0, 0, -1, 1, -1], [-1, -1, 2, 2, 2, 2], [-1, 0, -1, -1, -1, -1], [-1] * 6])
 MASK_BT = (TURN_BT >= 0).astype(np.float32)
@@ -56,7 +56,8 @@ def test_returns_and_next_rows_by_hand():
 
 
 def random_rows(seed, episodes=5, T=20):
-    """Episodes cut into rows of one to three turns, rows in random order, one row of padding."""
+    """Return episodes split into rows of one to three turns, in random order, with a padding
+    row."""
     rng = np.random.default_rng(seed)
     rows = []  # (episode, turns of the row)
     for episode in range(episodes):
@@ -99,7 +100,7 @@ def test_placement_against_reference(seed):
         for function in (place_rewards, rewards.place_rewards):
             got_BT = function(*rows, level=level)
             np.testing.assert_allclose(got_BT, want[level], rtol=1e-5, atol=1e-5, err_msg=level)
-        np.testing.assert_allclose(np.sum(got_BT), reward_BT.sum(), atol=1e-5)  # none gets lost
+        np.testing.assert_allclose(np.sum(got_BT), reward_BT.sum(), atol=1e-5)  # no reward is lost
     next_B = np.asarray(next_rows(turn_BT, episode_B))
     for b, episode in enumerate(episode_B):
         turn_B = np.where(episode_B == episode, turn_BT.max(1), -1)
@@ -138,7 +139,7 @@ def test_placement_errors():
         rewards.next_rows(TURN_BT, EPISODE_B[:1])
 
 
-# ---------------------------------------------------------------- normalisation
+# ---------------------------------------------------------------- normalization
 
 
 def test_normalisation_by_hand():
@@ -152,13 +153,13 @@ def test_normalisation_by_hand():
     }.items():
         got_GK = normalize_returns(return_GK, method=method)
         np.testing.assert_allclose(got_GK, want, rtol=1e-5, atol=1e-6, err_msg=method)
-    # groups 0 and 2 are one environment: mean 3.5, squares 6.25 + 0.25 + 12.25 + 42.25 = 61
+    # groups 0 and 2 form one environment: mean 3.5, squares 6.25 + 0.25 + 12.25 + 42.25 = 61
     got_GK = normalize_returns(
         return_GK, method="mean_std", grouping="environment", environment_G=np.array([7, 2, 7])
     )
     want_GK = np.array([[-2.5, -0.5], [0, 0], [-3.5, 6.5]]) / (61 / 3) ** 0.5
     np.testing.assert_allclose(got_GK, want_GK, rtol=1e-5, atol=1e-6)
-    # all: mean 22 / 6
+    # all groups: mean 22 / 6
     got_GK = normalize_returns(return_GK, method="mean", grouping="batch")
     np.testing.assert_allclose(got_GK, return_GK - 22 / 6, rtol=1e-5, atol=1e-6)
 
@@ -242,7 +243,7 @@ def test_normalisation_errors():
 
 
 def test_overlong_penalty():
-    # free up to 100 - 20 = 80 tokens, -1/2 at 90, -1 from 100 on
+    # no penalty up to 100 - 20 = 80 tokens, -1/2 at 90, -1 from 100 on
     length = np.array([[0, 80, 81], [90, 100, 130]])
     got = overlong_penalty(length, max_length=100, buffer=20)
     np.testing.assert_allclose(got, [[0, 0, -0.05], [-0.5, -1, -1]], rtol=1e-6)
@@ -272,14 +273,14 @@ def test_kl_in_reward():
 
 
 def test_adaptive_kl_coefficient():
-    # at the target nothing moves; 10 % over it: 1 + 0.1 * 0.1; far off: the error counts as 0.2
+    # at the target, no change; 10 % above it: 1 + 0.1 * 0.1; far away: the error is clipped to 0.2
     for kl, factor in [(6.0, 1.0), (6.6, 1.01), (60.0, 1.02), (5.4, 0.99), (-3.0, 0.98)]:
         got = adapt_kl_coef(0.2, kl, target=6.0)
         np.testing.assert_allclose(got, 0.2 * factor, rtol=1e-6)
-    # 256 episodes of a horizon of 10,000, the released code's numbers
+    # 256 episodes and a horizon of 10,000, as in the released code
     got = adapt_kl_coef(0.2, 60.0, target=6.0, gain=256 / 10_000)
     np.testing.assert_allclose(got, 0.2 * (1 + 0.2 * 0.0256), rtol=1e-6)
-    # a policy whose KL falls as the coefficient grows is held at the target
+    # a policy whose KL falls as the coefficient grows stays at the target
     coef = jnp.float32(0.01)
     for _ in range(300):
         coef = adapt_kl_coef(coef, 1.0 / coef, target=6.0)

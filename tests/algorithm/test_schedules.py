@@ -29,5 +29,5 @@ def test_learning_rates_by_hand(schedule, after):
     close = dict(rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(rates(4, 8), [0.25, 0.5, 0.75, 1.0, *after], **close)
     np.testing.assert_allclose(rates(1, 5), [1.0, *after], **close)
-    end = [] if schedule == "constant" else [0.0, 0.0]  # later updates, of a run with more steps
+    end = [] if schedule == "constant" else [0.0, 0.0]  # later updates in a longer run
     np.testing.assert_allclose(rates(0, 4 + len(end)), after + end, **close)

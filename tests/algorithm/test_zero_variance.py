@@ -16,8 +16,8 @@ def test_signs_by_hand():
         [[1.0, 1.0], [0.0, 0.0], [-0.3, -0.3], [0.0, 1.0], [2.0, 2.0], [1.0, 1.1], [5.0, 5.0]]
     )
     success_GK = np.array([[1, 1], [0, 0], [0, 0], [0, 1], [0, 1], [1, 1], [0, 0]], bool)
-    # Solved; failed twice (by penalties, too); both kinds of member; equal returns, yet only one
-    # solved it; different returns; failed with a positive return.
+    # Solved; failed twice (the second time with penalties); both kinds of member; equal returns,
+    # but only one member solved it; different returns; failed with a positive return.
     expected = [1, -1, -1, 0, 0, 0, -1]
     found = zero_variance_signs(return_GK, success_GK)
     assert found.dtype == jnp.float32
@@ -31,7 +31,8 @@ def test_advantages_by_hand():
     found = zero_variance_advantage(
         np.array(entropy_BT), np.array(mask_BT), np.array([1.0, -1.0, 0.0]), coef=0.1
     )
-    # Solved: 0.1 * H. Failed: -0.1 * (2 - H), 0 at the least certain token. 9 is outside the mask.
+    # Solved: 0.1 * H. Failed: -0.1 * (2 - H), which is 0 at the least certain token. 9 is outside
+    # the mask.
     expected = [[0, 0.05, 0.2, 0], [0, -0.15, 0, -0.05], [0, 0, 0, 0]]
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, atol=1e-7)

@@ -7,8 +7,8 @@ COMMAND:
     process INDEX PORT MODEL_DIR OUT_DIR   in one of two processes of 4 virtual devices each
     memory MODEL_DIR [DATA,FSDP,TENSOR]    for a test that measures memory
 
-Prints one JSON object per mesh. `memory` prints a line, waits for a line on stdin, loads, and
-prints another.
+Prints one JSON object per mesh. `memory` prints a line, waits for a line on stdin, loads the model,
+and prints another line.
 """
 
 import functools
@@ -17,7 +17,7 @@ import os
 import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["NPROC"] = "32"  # threads of XLA's CPU backend: its collectives hang on fewer
+os.environ["NPROC"] = "32"  # threads of XLA's CPU backend: with fewer threads, its collectives hang
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ from ragen_jax.model.tokenizer import build_tokenizer
 
 
 class Counting:
-    """An open safetensors file, and all that is read from it: (tensor name, bytes)."""
+    """An open safetensors file that records all reads: (tensor name, bytes)."""
 
     def __init__(self, file, reads):
         self.file, self.reads = file, reads
@@ -52,7 +52,7 @@ class _CountingSlice:
 
 
 def counted(tensors, reads):
-    """`weights.open_tensors`'s dict, with every read noted in the list `reads`."""
+    """Return `weights.open_tensors`'s dict; every read is appended to the list `reads`."""
     return {name: Counting(file, reads) for name, file in tensors.items()}
 
 
@@ -62,7 +62,7 @@ def parse_mesh(text):
 
 
 def read_counted(directory, mesh):
-    """(model, parameters on the mesh, [(tensor name, bytes)])."""
+    """Return (model, parameters on the mesh, [(tensor name, bytes)])."""
     reads = []
     model = qwen.Qwen(hf.model_config(directory))
     with weights.open_tensors(directory) as tensors:
@@ -75,7 +75,7 @@ def read_counted(directory, mesh):
 
 
 def same_parts(params, whole):
-    """Whether every device's part of every parameter is that of `whole` (NumPy)."""
+    """Return whether every device's part of every parameter equals that of `whole` (NumPy)."""
     params, whole = flatten_dict(params), flatten_dict(whole)
     return params.keys() == whole.keys() and all(
         np.array_equal(shard.data, whole[path][shard.index])
@@ -99,7 +99,7 @@ def check_meshes(directory, meshes):
             "/".join(path): [str(x.sharding.spec), list(x.addressable_shards[0].data.shape)]
             for path, x in flatten_dict(params).items()
         }
-        # Devices that hold the same part may have been given the same host memory.
+        # Devices that hold the same part may share host memory.
         after = jax.block_until_ready(add_one(params))
         found["deleted"] = all(x.is_deleted() for x in jax.tree.leaves(params))
         found["donated"] = same_parts(after, jax.tree.map(lambda x: x + np.float32(1), whole))

@@ -1,7 +1,8 @@
-"""On several devices: what of the output head is gathered, and how far figures are from one device.
+"""Measure, on several devices, the gathered size of the output head and the error against one
+device.
 
-Run by tests/model/test_likelihood.py in a process of its own, because the number of devices is
-fixed when JAX starts. Prints one JSON object.
+Run by tests/model/test_likelihood.py in a separate process, because the number of devices is fixed
+when JAX starts. Prints one JSON object.
 """
 
 import json
@@ -18,18 +19,18 @@ from ragen_jax.model import likelihood
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
-V, D, T = 488, 16, 12  # of four parts of 122, which chunks of 31 do not divide
+V, D, T = 488, 16, 12  # V is four parts of 122, which is not a multiple of 31
 COEFFICIENTS = np.arange(T, dtype=np.float32)
 GATHER = re.compile(r"= \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)")
 
 
 def gathered(text):
-    """Numbers of elements of what a compiled program gathers from other devices."""
+    """Return the numbers of elements that a compiled program gathers from other devices."""
     return [math.prod(map(int, dims.split(","))) for dims in GATHER.findall(text) if dims]
 
 
 def apart(found, expected):
-    """The largest difference by the largest number, over both trees' arrays."""
+    """Return the largest difference divided by the largest value, over the arrays of both trees."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     return max(float(np.abs(np.asarray(x) - y).max() / np.abs(y).max()) for x, y in pairs)
 
@@ -42,7 +43,7 @@ def main():
         config = ModelConfig(V, D, 1, 4, 4, 8, 48, tied=tied)
         model, params = Qwen(config), init_params(config, jax.random.key(0))
         name = "embed" if tied else "head"
-        params[name] = 20 * params[name]  # as sure as a policy is: a KL that is no rounding
+        params[name] = 20 * params[name]  # confident, so that the KL exceeds rounding
         other = {**params, name: jnp.flip(params[name], 0)}
 
         @jax.jit

@@ -1,4 +1,4 @@
-"""The day that a chat template writes: the one that it is given, in English."""
+"""Dates in chat templates: the given date, in English."""
 
 import copy
 import datetime
@@ -14,7 +14,7 @@ from ragen_jax.rollout.transcript import _ask
 
 pytestmark = pytest.mark.fast
 
-# As Llama 3.2's: the date is asked for if there is a clock.
+# Like Llama 3.2's template: it calls strftime_now if it is defined.
 DATED = (
     "{% if strftime_now is defined %}{% set today = strftime_now('%d %b %Y') %}"
     "{% else %}{% set today = '26 Jul 2024' %}{% endif %}"
@@ -82,7 +82,7 @@ def test_the_rest_of_a_template_is_rendered_as_before(start):
 
 @pytest.mark.medium
 def test_the_codes_are_those_of_strftime_in_english():
-    """In the C locale, which is Python's own."""
+    """In the C locale, which is Python's default."""
     assert locale.setlocale(locale.LC_TIME) == "C"
     first = datetime.datetime(2024, 2, 25, tzinfo=datetime.UTC)
     for number in range(400):
@@ -95,7 +95,7 @@ def test_the_codes_are_those_of_strftime_in_english():
 
 
 def test_names_are_english_in_every_locale():
-    """As far as this machine has others; strftime itself follows them."""
+    """Checked in the locales that this machine has; strftime itself depends on the locale."""
     for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8"):
         try:
             before = locale.setlocale(locale.LC_TIME)

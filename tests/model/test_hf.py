@@ -1,4 +1,5 @@
-"""model/hf.py: what is saved comes back, other writers' directories open, bad ones are named."""
+"""model/hf.py: saved models load again, other writers' directories load, bad directories are
+named."""
 
 import contextlib
 import dataclasses
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.fast
 REFERENCE = Path(__file__).parent / "reference"
 TOKENIZER = build_tokenizer(Sokoban.words)
 TINY = qwen.ModelConfig(
-    vocab_size=len(TOKENIZER) + 6,  # may exceed the tokenizer's
+    vocab_size=len(TOKENIZER) + 6,  # may exceed the tokenizer's size
     width=12,
     layers=2,
     heads=3,
@@ -57,7 +58,8 @@ ODD = "e\u0301é \u212b 漢字 🦊\x00\r\n\t  two  spaces <think>##_P_X√</thi
 
 
 def random_params(config, seed=0):
-    """Every leaf random: fresh biases and norms are all 0 and 1, where mix-ups would not show."""
+    """Return params with random leaves: default biases and norms are all 0 and 1 and would hide
+    mix-ups."""
     shapes = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
     leaves, tree = jax.tree.flatten(shapes)
     rng = np.random.default_rng(seed)
@@ -79,27 +81,28 @@ def params():
 
 @pytest.fixture
 def saved(tmp_path, params):
-    """A model directory, with no checksums as other writers leave it: it may be changed."""
+    """Return a model directory that may be changed; like other writers' directories it has no
+    checksums."""
     hf.save(tmp_path / "tiny", qwen.Qwen(TINY), params, TOKENIZER)
     (tmp_path / "tiny" / CHECKSUMS).unlink()
     return tmp_path / "tiny"
 
 
 def edit_json(file, **fields):
-    """Sets fields of a JSON file; None removes one."""
+    """Set fields of a JSON file; None removes a field."""
     content = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
 def edit_weights(directory, change):
-    """Rewrites the weights after `change(dict of arrays)`."""
+    """Rewrite the weights after `change(dict of arrays)`."""
     tensors = load_file(directory / hf.WEIGHTS)
     change(tensors)
     save_file(tensors, directory / hf.WEIGHTS)
     (directory / CHECKSUMS).unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- what is saved comes back
+# ---------------------------------------------------------------- saving and loading
 
 
 @pytest.mark.medium
@@ -121,7 +124,7 @@ def test_round_trip(tmp_path, config):
     "name", ["qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"]
 )
 def test_a_family_is_written_as_it_was_read(tmp_path, name):
-    """What transformers wrote, after it was loaded and saved: the same kind of model."""
+    """A model of transformers, loaded and saved again, is the same kind of model."""
     model, _ = hf.load_weights(REFERENCE / name)
     tokenizer = build_tokenizer(())
     large = dataclasses.replace(model.config, vocab_size=len(tokenizer))
@@ -151,7 +154,7 @@ def test_an_unknown_family_is_refused(tmp_path, params):
 
 
 def test_tokenizer_round_trip(saved):
-    # The model's config.json lies beside it here, as AutoTokenizer would read it.
+    # The model's config.json is in the same folder, as AutoTokenizer expects.
     tokenizer = hf.load_tokenizer(saved)
     ids = TOKENIZER(ODD)["input_ids"]
     assert tokenizer(ODD)["input_ids"] == ids
@@ -174,7 +177,7 @@ def test_tokenizer_round_trip(saved):
     [
         ("Qwen2Tokenizer", "Qwen2Tokenizer"),
         ("LlamaTokenizerFast", "LlamaTokenizerFast"),
-        ("TokenizersBackend", "PreTrainedTokenizerFast"),  # of transformers 5 alone
+        ("TokenizersBackend", "PreTrainedTokenizerFast"),  # exists only in transformers 5
         ("SomebodysTokenizer", "PreTrainedTokenizerFast"),
         (None, "PreTrainedTokenizerFast"),
     ],
@@ -182,7 +185,7 @@ def test_tokenizer_round_trip(saved):
 def test_a_tokenizer_is_written_for_transformers_4_as_well(tmp_path, saved, named, written):
     file = saved / "tokenizer_config.json"
     fields = json.loads(file.read_text()) | {"tokenizer_class": named}
-    fields["extra_special_tokens"] = ["<|im_start|>"]  # a list, which 4 cannot read by this name
+    fields["extra_special_tokens"] = ["<|im_start|>"]  # transformers 4 expects no list here
     file.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
     model, params = hf.load_weights(saved)
     hf.save(tmp_path / "out", model, params, hf.load_tokenizer(saved))
@@ -251,7 +254,7 @@ def test_save_rejects_what_a_dtype_cannot_hold(saved, params):
     for dtype in ("float64", "int8"):
         with pytest.raises(ValueError, match=f"{dtype}.*accepted: float32, bfloat16, float16"):
             hf.save(saved, model, params, TOKENIZER, dtype=dtype)
-    assert_same(hf.load(saved)[1], params)  # the earlier save
+    assert_same(hf.load(saved)[1], params)  # the earlier save is intact
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -272,7 +275,7 @@ def test_save_in_shards(tmp_path, params, dtype):
     assert len({x.stat().st_mode for x in path.iterdir()}) == 1
     want = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), params)
     assert_same(hf.load(path)[1], want)
-    hf.save(path, model, params, TOKENIZER)  # shards and index make way for one file
+    hf.save(path, model, params, TOKENIZER)  # a single file replaces the shards and the index
     assert [file.name for file in path.glob("model*")] == [hf.WEIGHTS]
     assert_same(hf.load(path)[1], params)
     with pytest.raises(ValueError, match="max_shard_bytes 0"):
@@ -293,7 +296,7 @@ def test_a_directory_that_is_not_what_was_written_is_refused(tmp_path, params):
             hf.load(directory)
         (directory / name).write_bytes(plain)
     edit_json(directory / "config.json", rms_norm_eps=0.5)
-    (directory / CHECKSUMS).unlink()  # as the message says
+    (directory / CHECKSUMS).unlink()  # as the error message says
     assert hf.load(directory)[0].config.norm_eps == 0.5
 
 
@@ -334,7 +337,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------- what others write
+# ---------------------------------------------------------------- directories of other writers
 
 
 def test_sharded_index(saved, params):
@@ -365,7 +368,7 @@ def test_dtypes_on_disk(saved, params, disk):
 def test_compute_dtype(saved, params, dtype):
     model, got, _ = hf.load(saved, dtype=dtype)
     assert model.config == dataclasses.replace(TINY, dtype="bfloat16")
-    assert_same(got, params)  # parameters keep float32
+    assert_same(got, params)  # parameters stay float32
 
 
 @pytest.mark.parametrize("dtype", ["bf17", "int8"])
@@ -384,7 +387,7 @@ def test_load_on_a_mesh(saved, params):
 def test_config_before_transformers_5(saved):
     file = saved / "config.json"
     assert hf.model_config(saved) == TINY
-    edit_json(file, rope_theta=None, dtype=None)  # the new style alone
+    edit_json(file, rope_theta=None, dtype=None)  # only the new style
     assert hf.model_config(saved) == TINY
     edit_json(file, rope_parameters=None, dtype=None, rope_theta=5e4, rope_scaling={})
     assert hf.model_config(saved) == TINY
@@ -400,7 +403,7 @@ def test_llama_config_before_transformers_5(tmp_path):
     file = tmp_path / "config.json"
     assert hf.model_config(tmp_path) == LLAMA
     new = json.loads(file.read_text())
-    edit_json(file, rope_theta=None, rope_scaling=None, dtype=None)  # the new style alone
+    edit_json(file, rope_theta=None, rope_scaling=None, dtype=None)  # only the new style
     assert hf.model_config(tmp_path) == LLAMA
     old = {"type" if k == "rope_type" else k: v for k, v in new["rope_scaling"].items()}
     assert "rope_theta" not in old
@@ -417,7 +420,7 @@ def test_qwen3_config_before_transformers_5(tmp_path):
     assert hf.model_config(tmp_path) == DEEP
     edit_json(file, rope_parameters=None, attention_bias=None, dtype=None, architectures=None)
     assert hf.model_config(tmp_path) == DEEP
-    edit_json(file, head_dim=None)  # does not follow from the width
+    edit_json(file, head_dim=None)  # the default is not width / heads
     assert hf.model_config(tmp_path) == dataclasses.replace(DEEP, head_dim=128)
 
 
@@ -601,7 +604,7 @@ def test_wrong_tensor_dtype(saved):
     [
         *(("float32", value) for value in (np.nan, np.inf, -np.inf)),
         *((disk, np.nan) for disk in ("bfloat16", "float16", "float64")),
-        ("float64", 1e300),  # infinity as float32
+        ("float64", 1e300),  # becomes infinity in float32
     ],
 )
 @pytest.mark.parametrize(
@@ -667,7 +670,7 @@ def test_torn_file(saved, file):
     content = (saved / file).read_bytes()
     for length in (len(content) // 2, len(content) - 1, 5, 0):
         if file == "config.json" and length == len(content) - 1:
-            continue  # only its last newline
+            continue  # only the last newline is missing
         (saved / file).write_bytes(content[:length])
         with pytest.raises(ValueError, match=file) as raised:
             hf.load(saved)
@@ -689,7 +692,7 @@ def test_bad_index(saved, text):
 
 
 def stored_as_the_hub_does(model, cache):
-    """A model directory all of whose files are links to ../../blobs."""
+    """Return a model directory in which all files are links to ../../blobs."""
     snapshot = cache / "snapshots" / "0123abcd"
     snapshot.mkdir(parents=True)
     (cache / "blobs").mkdir()
@@ -708,7 +711,8 @@ def test_an_index_names_files_of_its_own_folder_alone(saved, params, tmp_path):
         (saved / hf.INDEX).write_text(json.dumps(index))
         with pytest.raises(ValueError, match=f"{hf.INDEX} names .*, which is outside its fol"):
             hf.load(saved)
-    # A link is what the owner of the folder made, or the hub's cache, in which all files are links.
+    # Links are allowed: the owner of the folder made them, or the hub's cache, in which all files
+    # are links.
     shutil.copy(elsewhere, saved / "model-00001-of-00001.safetensors")
     index = {"weight_map": dict.fromkeys(weight_map, "model-00001-of-00001.safetensors")}
     (saved / hf.INDEX).write_text(json.dumps(index))
@@ -725,7 +729,7 @@ def test_weights_that_are_pickles_are_not_read(saved, tmp_path):
     (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
     with pytest.raises(ValueError, match=f"neither {hf.WEIGHTS} nor {hf.INDEX}"):
         hf.load(saved)
-    (saved / hf.WEIGHTS).write_bytes(pickle.dumps(Planted()))  # under the name of the other format
+    (saved / hf.WEIGHTS).write_bytes(pickle.dumps(Planted()))  # the safe format's file name
     with pytest.raises(ValueError, match=f"cannot read .*{hf.WEIGHTS}"):
         hf.load(saved)
     assert not (tmp_path / "ran").exists()
@@ -753,7 +757,7 @@ def test_code_in_a_model_directory_is_not_run_and_nobody_is_asked(saved, tmp_pat
     file.write_text(json.dumps(fields | {"tokenizer_class": "Planted"}))
     config = json.loads((saved / "config.json").read_text()) | {"auto_map": planted}
     (saved / "config.json").write_text(json.dumps(config))
-    hf.load(saved)  # tokenizer.json says all that is needed
+    hf.load(saved)  # tokenizer.json is sufficient
     words = json.loads((saved / "tokenizer.json").read_text())["model"]["vocab"]
     (saved / "tokenizer.json").unlink()
     (saved / "vocab.json").write_text(json.dumps(words))
@@ -772,7 +776,7 @@ def test_tokenizer_larger_than_the_model(tmp_path):
         hf.load(tmp_path / "small")
 
 
-# ---------------------------------------------------------------- beside torch, where it is there
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium
@@ -810,7 +814,8 @@ def test_transformers_opens_it(tmp_path, config, shards):
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", range(4))
 def test_random_qwen3_models_of_transformers(tmp_path, seed):
-    """What transformers writes gives its log-probs here, and what we write of it the same there."""
+    """Models of transformers give the same log-probs here, and our copies of them the same
+    there."""
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -824,14 +829,14 @@ def test_random_qwen3_models_of_transformers(tmp_path, seed):
         num_hidden_layers=(2, qwen.UNROLLED_LAYERS + 2)[seed % 2],
         num_attention_heads=kv_heads * share,
         num_key_value_heads=kv_heads,
-        head_dim=int(draw.choice([10, 16])),  # of 24 / heads it is neither
+        head_dim=int(draw.choice([10, 16])),  # differs from 24 / heads
         rms_norm_eps=float(draw.choice([1e-6, 1e-3])),
         tie_word_embeddings=seed < 2,
         rope_parameters={"rope_type": "default", "rope_theta": float(draw.choice([1e4, 1e6]))},
     )
     theirs = AutoModelForCausalLM.from_config(fields).eval()
     with torch.no_grad():
-        for name, p in theirs.named_parameters():  # norms that are no longer 1
+        for name, p in theirs.named_parameters():  # norms differ from 1
             p.normal_(1.0 if "norm" in name else 0.0, 0.3 if p.ndim == 1 else 0.15)
     theirs.save_pretrained(tmp_path / "theirs")
     tokens_BT = draw.integers(0, fields.vocab_size, (3, 33))

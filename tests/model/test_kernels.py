@@ -1,4 +1,4 @@
-"""Library attention kernels against the plain form."""
+"""Library attention kernels against the plain implementation."""
 
 import dataclasses
 import functools
@@ -42,12 +42,12 @@ def test_splash_gradient():
 
 @pytest.mark.parametrize("kernel", ["xla", "splash"])
 def test_queries_in_bfloat16_are_rounded_once(kernel, monkeypatch):
-    """At head size 128, whose root is no power of two. Scaled behind their rounding, and so rounded
-    again, they made errors of 0.0075 here instead of 0.0061."""
+    """At head size 128, whose square root is no power of two. Queries that were scaled after
+    rounding, and so rounded twice, gave errors of 0.0075 here instead of 0.0061."""
     splash = functools.partial(kernels.splash, interpret=True)
     monkeypatch.setitem(kernels.KERNELS, "splash", splash)
     q, k, v = (np.asarray(x, np.float64) for x in qkv(128, 2, 2, 128))
-    q *= 8  # scores that tell the keys apart
+    q *= 8  # large scores distinguish the keys
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) * 128**-0.5
     scores = np.where(np.tril(np.ones((128, 128), bool)), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -60,7 +60,7 @@ def test_queries_in_bfloat16_are_rounded_once(kernel, monkeypatch):
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_a_model_scales_its_queries_once(monkeypatch, qk_norm):
-    """With the kernel that is given scaled queries, and with the plain form beside it."""
+    """Checked with the kernel that takes scaled queries and with the plain implementation."""
     monkeypatch.setitem(
         kernels.KERNELS, "splash", functools.partial(kernels.splash, interpret=True)
     )
@@ -86,7 +86,7 @@ def test_a_model_scales_its_queries_once(monkeypatch, qk_norm):
     want, kv = plain({"params": params}, tokens, keep_kv=True)
     found, _ = own({"params": params}, tokens)
     np.testing.assert_allclose(found, want, atol=1e-4)
-    # Behind a cache every kernel gives way to the plain form.
+    # With a cache, every kernel falls back to the plain implementation.
     memory = (Segment(*kv, length_N=np.full(2, 9, np.int32)),)
     new, positions = tokens[:, :3], np.broadcast_to(9 + np.arange(3), (2, 3))
     want, _ = plain({"params": params}, new, positions, memory)

@@ -96,7 +96,7 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
 
 @pytest.mark.slow
 def test_no_device_gathers_the_head():
-    """Under tensor parallelism each reads its own part of the vocabulary (compiled HLO)."""
+    """Under tensor parallelism each device reads only its part of the vocabulary (compiled HLO)."""
     process = on_devices(4, [ROOT / "tests" / "model" / "output_head_script.py"])
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
@@ -104,5 +104,5 @@ def test_no_device_gathers_the_head():
         assert found["error"] < 5e-6, (name, found)
         if name.startswith("(1, 1"):
             assert found["gathered"] == 0, (name, found)
-        else:  # where fsdp splits the width: a chunk of a device's own part, 31 ids 16 wide
+        else:  # fsdp splits the width: a chunk of the device's part, 31 ids by 16, is gathered
             assert 0 < found["gathered"] <= 31 * 16, (name, found)

@@ -1,4 +1,4 @@
-"""model/lora.py: attached, merged and saved adapters are the same model; PEFT agrees.
+"""model/lora.py: attached, merged and saved adapters are the same model and agree with PEFT.
 
 The references come from tests/model/reference/make_lora.py (torch and peft, float32).
 
@@ -31,7 +31,7 @@ REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")
 
 RANK, SCALE = 3, 1.5
-CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1
+CLOSE = dict(rtol=0, atol=1e-5)  # for log-probs and hidden states of order 1
 
 UNROLLED = qwen.ModelConfig(
     vocab_size=31,
@@ -59,7 +59,7 @@ def forward(model, params, tokens_BT):
 
 
 def loss(model, params, tokens_BT):
-    """A sum of log-probs with weights 1, 2, ..., so that no token's part cancels another's."""
+    """A sum of log-probs with weights 1, 2, ..., so that the terms of two tokens do not cancel."""
     logp_BT = token_logps(model, params, tokens_BT)
     return (logp_BT * (1.0 + jnp.arange(logp_BT.size).reshape(logp_BT.shape))).mean()
 
@@ -67,12 +67,13 @@ def loss(model, params, tokens_BT):
 @functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.grad, argnums=2)
 def gradient(model, params, adapters, tokens_BT):
-    """Of `loss`, with respect to the adapters."""
+    """Return the gradient of `loss` with respect to the adapters."""
     return loss(model, lora.attach(params, adapters, scale=SCALE), tokens_BT)
 
 
 def random_like(shapes, seed):
-    """A tree of normal float32 arrays: fresh biases, norms and lora_b would hide mix-ups."""
+    """Return a tree of normal float32 arrays: default biases, norms and lora_b would hide
+    mix-ups."""
     leaves, tree = jax.tree.flatten(shapes)
     rng = np.random.default_rng(seed)
     values = [0.4 * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
@@ -81,7 +82,7 @@ def random_like(shapes, seed):
 
 @functools.cache
 def build(config, targets=lora.TARGETS):
-    """(model, params, adapters), all random."""
+    """Return (model, params, adapters), all random."""
     key = jax.random.key(0)
     params = jax.eval_shape(functools.partial(qwen.init_params, config), key)
     fresh = functools.partial(lora.init_adapters, config, rank=RANK, targets=targets)
@@ -113,7 +114,7 @@ def of_each(*configs):
     return pytest.mark.parametrize("config", configs, ids=[names[c] for c in configs])
 
 
-# ---------------------------------------------------------------- fresh adapters
+# ---------------------------------------------------------------- new adapters
 
 
 @of_each(UNROLLED, SCANNED)
@@ -147,7 +148,7 @@ def test_shapes_and_keys():
         "q": {"lora_a": ((L, D, RANK), "float32"), "lora_b": ((L, RANK, H, hd), "float32")},
         "o": {"lora_a": ((L, H * hd, RANK), "float32"), "lora_b": ((L, RANK, D), "float32")},
     }
-    # One target's draw does not depend on the others, but on the key.
+    # The values of a target depend only on the key, not on the other targets.
     alone = lora.init_adapters(config, jax.random.key(1), rank=RANK, targets=("q",))
     assert_trees_equal(alone["layers"]["q"], adapters["layers"]["q"])
     other = lora.init_adapters(config, jax.random.key(2), rank=RANK, targets=("q",))
@@ -155,12 +156,12 @@ def test_shapes_and_keys():
 
 
 def test_fresh_spread():
-    # PEFT draws uniformly within 1 / sqrt(inputs), whose variance is 1 / (3 inputs).
+    # PEFT draws uniformly within 1 / sqrt(inputs), which has variance 1 / (3 inputs).
     wide = dataclasses.replace(UNROLLED, width=48, mlp_width=192)
     adapters = lora.init_adapters(wide, jax.random.key(0), rank=64, targets=("gate", "down"))
     for target, inputs in (("gate", 48), ("down", 192)):
         found = np.var(adapters["layers"][target]["lora_a"]) * 3 * inputs
-        np.testing.assert_allclose(found, 1, atol=0.1)  # 6144 draws or more: 5 deviations
+        np.testing.assert_allclose(found, 1, atol=0.1)  # 6144 draws or more: 5 standard deviations
 
 
 # ---------------------------------------------------------------- attach and merge
@@ -278,7 +279,7 @@ def test_gradient_by_the_chain_rule(config):
 
 
 def product_sizes(jaxpr):
-    """How many numbers each matrix product in a jaxpr, however deep, makes."""
+    """Yield the number of elements of each matrix product in a jaxpr, at any depth."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield equation.outvars[0].aval.size
@@ -290,7 +291,7 @@ def product_sizes(jaxpr):
 
 @of_each(UNROLLED, SCANNED, REMAT)
 def test_gradient_forms_no_kernel(config):
-    """Only adapters get gradients: no product is of the size of a kernel."""
+    """Only adapters get gradients: no product has the size of a kernel."""
     model, params, adapters = build(config)
     tokens_BT = make_tokens(config)
     kernels = {params["layers"][target]["kernel"][0].size for target in lora.TARGETS}
@@ -301,7 +302,7 @@ def test_gradient_forms_no_kernel(config):
 
         return set(product_sizes(jax.make_jaxpr(jax.grad(objective))(adapters).jaxpr))
 
-    assert kernels <= sizes(lora.merge)  # through the kernels they are
+    assert kernels <= sizes(lora.merge)  # merging computes gradients of whole kernels
     assert not kernels & sizes(lora.attach)
 
 
@@ -309,7 +310,8 @@ def test_gradient_forms_no_kernel(config):
 
 
 def test_placed_like_the_kernels():
-    """q [L, D, H, hd] is split by fsdp and tensor; k's one head cannot be split by tensor."""
+    """q [L, D, H, hd] is split by fsdp and tensor; the single head of k cannot be split by
+    tensor."""
     mesh = AbstractMesh((2, 2, 3), MESH_AXES)
     found = lora.adapter_shardings(UNROLLED, build(UNROLLED)[2], mesh)["layers"]
     specs = {target: {leaf: pair[leaf].spec for leaf in pair} for target, pair in found.items()}
@@ -406,7 +408,7 @@ def edit_config(directory, **fields):
 
 
 def edit_weights(directory, change):
-    """Rewrites the weights after `change(dict of arrays)`."""
+    """Rewrite the weights after `change(dict of arrays)`."""
     tensors = load_file(directory / lora.WEIGHTS)
     change(tensors)
     save_file(tensors, directory / lora.WEIGHTS)
@@ -562,7 +564,7 @@ def test_peft_opens_it(tmp_path, name):
     np.testing.assert_allclose(qwen.logits(params, hidden), want, rtol=0, atol=1e-4)
 
 
-# ---------------------------------------------------------------- a model that sees
+# ---------------------------------------------------------------- a model with vision
 
 SEES = "qwen2_5_vl"
 
@@ -578,7 +580,7 @@ def test_modules_of_a_model_that_sees_are_named_as_peft_finds_them(tmp_path):
     description = json.loads((tmp_path / "adapter" / lora.CONFIG).read_text())
     assert description["exclude_modules"] == lora.TOWER_MODULES
 
-    def published(tensors):  # as older versions of transformers name them
+    def published(tensors):  # the names of older versions of transformers
         for name in list(tensors):
             tensors[name.replace("language_model.", "")] = tensors.pop(name)
 

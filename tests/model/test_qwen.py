@@ -3,8 +3,8 @@
 The references come from tests/model/reference/make_qwen2.py, make_llama.py, make_qwen3.py (torch,
 float32).
 
-Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width,
-V vocabulary, L layers.
+Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width, V
+vocabulary, L layers.
 """
 
 import dataclasses
@@ -23,11 +23,12 @@ from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout import sample
 
 REFERENCE = Path(__file__).parent / "reference"
-# 4 query heads over 2; 6 over 1; 3 over 1, normed, in so many layers that they run as a scan.
+# Query heads over key heads: 4 over 2; 6 over 1; 3 over 1, with norms and enough layers to run as a
+# scan.
 NAMES = ("qwen2_tied", "qwen2_untied", "qwen3_deep")
 LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
 ALL = (*NAMES, "qwen2_full_heads", "qwen3_tied", *LLAMAS)  # full heads: 4 over 4
-CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1 to 10
+CLOSE = dict(rtol=0, atol=1e-5)  # for log-probs and hidden states of order 1 to 10
 
 grow = jax.jit(append, static_argnames="capacity")
 
@@ -43,7 +44,7 @@ def name(request):
 
 
 def reference(name):
-    """The arrays of logps.npz and the mask of their real tokens."""
+    """Return the arrays of logps.npz and the mask of their real tokens."""
     arrays = dict(np.load(REFERENCE / name / "logps.npz"))
     T = arrays["tokens_BT"].shape[1]
     return arrays, np.arange(T) < arrays["length_B"][:, None]
@@ -58,7 +59,8 @@ def forward(model, params, tokens_BT, positions_BT=None):
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(model, params, segment, own, token_B):
-    """One token a row over a prompt and the turn's own tokens, as in `sample.decode`."""
+    """Decode one token per row over a prompt and the turn's earlier tokens, as in
+    `sample.decode`."""
     B, index = token_B.shape[0], own.length_N[0]
     start_B = jnp.repeat(segment.length_N, B // segment.length_N.shape[0])
     hidden, (k, v) = model.apply(
@@ -81,7 +83,7 @@ def step(model, params, segment, own, token_B):
 
 
 def full(model, params, rows):
-    """`forward` of a list of ragged rows, always in one shape: one program serves all tests."""
+    """Run `forward` on a list of ragged rows, always in one shape: all tests share one program."""
     tokens = np.zeros((9, 24), np.int32)
     for row, padded in zip(rows, tokens, strict=False):
         padded[: len(row)] = row
@@ -95,7 +97,8 @@ def log_softmax(x):
 
 
 def decode_given(model, params, segment, tokens_BT):
-    """Feeds given tokens one by one: (log-probs [B, T, V] behind each, their own `Segment`)."""
+    """Feed given tokens one by one; return (log-probs [B, T, V] after each token, their
+    `Segment`)."""
     B, T = tokens_BT.shape
 
     def room(cache):
@@ -112,7 +115,8 @@ def decode_given(model, params, segment, tokens_BT):
 
 
 def ragged(seed, lengths, vocab_size=64):
-    """Right-padded random tokens; the padding is random too, since it must not matter."""
+    """Return right-padded random tokens; the padding is random as well, since it must not
+    matter."""
     tokens = np.random.default_rng(seed).integers(0, vocab_size, (len(lengths), max(lengths)))
     return tokens.astype(np.int32), np.array(lengths, np.int32)
 
@@ -131,7 +135,7 @@ def test_log_probs_match_torch(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_decoding_matches_torch(name):
-    """Ragged prompts, and five tokens more from the cache; in the shapes of the tests below."""
+    """Decode five tokens after ragged prompts, in the shapes of the tests below."""
     model, params = load(name)
     arrays, _ = reference(name)
     rows = [b for b, length in enumerate(arrays["length_B"]) if length > 5]
@@ -140,7 +144,7 @@ def test_decoding_matches_torch(name):
     tokens_BT, logp_BT = arrays["tokens_BT"][rows], arrays["logp_BT"][rows]
     reply_BT = np.stack([row[n : n + 5] for row, n in zip(tokens_BT, prompt_B, strict=True)])
     want_BT = np.stack([row[n : n + 5] for row, n in zip(logp_BT, prompt_B, strict=True)])
-    # What lies behind the end of a prompt must not matter.
+    # Tokens after the end of a prompt must not matter.
     segment, logits_BV = sample.prefill(model, params, tokens_BT[:, :9], prompt_B)
     behind_BTV, _ = decode_given(model, params, segment, reply_BT)
     logp_BTV = np.concatenate([log_softmax(logits_BV)[:, None], behind_BTV[:, :-1]], 1)
@@ -157,8 +161,8 @@ def test_positions_match_torch(name):
     logp_BTV, _ = forward(model, params, tokens_BT, position_BT)
     picked = np.take_along_axis(np.asarray(logp_BTV)[:, :-1], tokens_BT[:, 1:, None], -1)[..., 0]
     want = arrays["jump_logp_BT"]
-    assert np.abs(want - arrays["logp_BT"]).max() > 0.1  # the jump is visible at all
-    # Angles of 22 radians and not 15: float32 rounds them more coarsely, in torch too.
+    assert np.abs(want - arrays["logp_BT"]).max() > 0.1  # the jump has an effect
+    # Angles are 22 radians instead of 15: float32 rounds them more coarsely, here and in torch.
     np.testing.assert_allclose(picked * mask_BT[:, 1:], want[:, 1:], rtol=0, atol=3e-5)
 
 
@@ -173,12 +177,12 @@ def test_only_relative_positions_matter(name):
     shifted, (k_shifted, v_shifted) = forward(model, params, tokens_BT, position_BT + 40)
     np.testing.assert_allclose(shifted, plain, rtol=0, atol=3e-5)  # float32 angles of 56 radians
     np.testing.assert_allclose(v_shifted, v, rtol=0, atol=3e-5)
-    # Keys are kept rotated.
+    # The cache holds rotated keys.
     assert np.abs(np.asarray(k_shifted) - np.asarray(k)).max() > 0.1
 
 
 def test_rotate_by_hand():
-    # D = 4, theta = 100: pairs (0, 2) and (1, 3) turn by position * (1, 0.1)
+    # D = 4, theta = 100: pairs (0, 2) and (1, 3) are rotated by position * (1, 0.1)
     x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 4)
     for position in (0, 1, 5):
         a, b = position, position * 0.1
@@ -193,7 +197,7 @@ def test_rotate_by_hand():
 
 
 def test_scaled_angles_by_hand():
-    """Wavelengths 2 pi (1, 10, 100) in an original length of 64, that is 10, 1 and 0.1 turns."""
+    """Wavelengths are 2 pi (1, 10, 100); an original length of 64 has 10, 1 and 0.1 turns."""
     position, theta, head_dim = 10, 1000.0, 6
     wavelengths = [2 * math.pi * 10**i for i in range(3)]
     slow = 64 / wavelengths[1]  # turns, between 1 and 4
@@ -213,11 +217,12 @@ def test_scaled_angles_by_hand():
 
 @pytest.mark.parametrize("name", ["qwen3_tied", "qwen3_deep"])
 def test_heads_are_normed(name):
-    """A head's queries and keys have the root mean square of their scales, whatever the weights."""
+    """The root mean square of a head's queries and keys is that of their scales, for any
+    weights."""
     model, params = load(name)
     arrays, mask_BT = reference(name)
     scaled, wider = (jax.tree.map(jnp.asarray, params) for _ in range(2))
-    for head in ("q", "k"):  # the norm takes it back
+    for head in ("q", "k"):  # the norm undoes the factor
         scaled["layers"][head]["kernel"] = 3.0 * scaled["layers"][head]["kernel"]
         wider["layers"][f"{head}_norm"]["scale"] = 1.5 * wider["layers"][f"{head}_norm"]["scale"]
     logp_BT = token_logps(model, scaled, arrays["tokens_BT"])
@@ -243,7 +248,7 @@ def test_bad_rope_scaling():
             qwen.RopeScaling("llama3", *factors)
 
 
-# As the model cards and the safetensors indices of the published models have it.
+# From the model cards and the safetensors indices of the published models.
 @pytest.mark.parametrize(
     "name, count",
     [
@@ -260,7 +265,7 @@ def test_bad_rope_scaling():
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
-        ("qwen2.5-vl-3b", 3_085_938_688),  # of the language models, which are those of Qwen2.5
+        ("qwen2.5-vl-3b", 3_085_938_688),  # the language models only, which are those of Qwen2.5
         ("qwen2.5-vl-7b", 7_615_616_512),
     ],
 )
@@ -282,7 +287,7 @@ def test_right_padding_does_not_matter(name):
     other_BT, _ = ragged(2, (16,) * 4)
     got = token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
     want = token_logps(model, params, tokens_BT)
-    assert np.abs(got - want).max() > 0.1  # the padding did differ
+    assert np.abs(got - want).max() > 0.1  # the padding differs
     np.testing.assert_array_equal(got * mask_BT, want * mask_BT)
 
 
@@ -304,14 +309,14 @@ def test_remat_changes_nothing():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, want)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(want[1]["layers"]["q"]))
     text = str(jax.make_jaxpr(objective, static_argnums=0)(remat, params))
-    assert "remat" in text or "checkpoint" in text  # else both were the same program
+    assert "remat" in text or "checkpoint" in text  # otherwise both would be the same program
 
 
-# ---------------------------------------------------------------- attention by itself
+# ---------------------------------------------------------------- attention
 
 
 def plain_attention(q_BTHD, k_BTKD, v_BTKD, segments):
-    """One query after the other, over the list of keys that it may see."""
+    """Compute attention query by query, over the list of visible keys."""
     B, T, H, D = q_BTHD.shape
     share = H // k_BTKD.shape[2]
     out = np.zeros(q_BTHD.shape)
@@ -327,7 +332,7 @@ def plain_attention(q_BTHD, k_BTKD, v_BTKD, segments):
     return out
 
 
-@pytest.mark.parametrize("T", [1, 5])  # few queries take another road than many
+@pytest.mark.parametrize("T", [1, 5])  # few queries use a different code path
 @pytest.mark.parametrize("H, K", [(4, 4), (4, 2), (6, 1)])
 def test_attend(T, H, K):
     rng = np.random.default_rng(T + H)
@@ -338,7 +343,7 @@ def test_attend(T, H, K):
     for lengths, S in (([3, 7], 7), ([0, 4, 1, 5], 6), ([2], 2)):
         N = len(lengths)
         sk, sv = (1.5 * draw(size=(N, K, S, D)).astype(np.float32) for _ in "kv")
-        for n, length in enumerate(lengths):  # what lies behind the end must not be seen
+        for n, length in enumerate(lengths):  # positions after the end must not be seen
             sk[n, :, length:] = sv[n, :, length:] = 1e3
         segments.append((sk, sv, np.array(lengths, np.int32)))
     for count in (0, 3):
@@ -348,7 +353,7 @@ def test_attend(T, H, K):
 
 
 def plain_append(old, length_N, new, count_B, capacity):
-    """`append` for keys or values, token by token: [L, B, K, capacity, D]."""
+    """Implement `append` for keys or values token by token: [L, B, K, capacity, D]."""
     L, B, K, T, D = new.shape
     out = np.zeros((L, B, K, capacity, D), np.float32)
     for b in range(B):
@@ -365,9 +370,9 @@ def plain_append(old, length_N, new, count_B, capacity):
     "length_N, count_B, capacity",
     [
         ([3, 5], [4, 2], 7),  # both rows end full
-        ([3, 5, 0, 1], [4, 0, 1, 4], 9),  # rows with nothing to add, and from nothing
-        ([5, 2], [2, 1, 4, 0], 7),  # shared by two rows each, the first of them full
-        ([5], [0, 0, 0], 5),  # full before, and only padding to write
+        ([3, 5, 0, 1], [4, 0, 1, 4], 9),  # rows that append nothing, and rows that start empty
+        ([5, 2], [2, 1, 4, 0], 7),  # cache rows shared by two rows each; the first ends full
+        ([5], [0, 0, 0], 5),  # full before; only padding to append
     ],
 )
 def test_append(length_N, count_B, capacity):
@@ -403,7 +408,7 @@ PROMPT_NP, LENGTH_N = ragged(4, (6, 2, 9))
 
 @pytest.mark.parametrize("share", [1, 3])
 def test_decoding_equals_full_forward(name, share):
-    """Ragged prompts of N rows, each continued by `share` rows, one token at a time."""
+    """Ragged prompts of N rows; each is continued by `share` rows, one token at a time."""
     model, params = load(name)
     reply_BT, _ = ragged(5, (5,) * (3 * share))
     segment, logits_NV = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
@@ -433,18 +438,19 @@ def test_shared_rows_equal_repeated_rows(name):
     apart, own_apart = decode_given(model, params, repeated, reply_BT)
     np.testing.assert_allclose(shared, apart, **CLOSE)
     np.testing.assert_allclose(own.k, own_apart.k, **CLOSE)
-    assert np.abs(apart[0] - apart[1]).max() > 0.1  # the rows do differ
+    assert np.abs(apart[0] - apart[1]).max() > 0.1  # the rows differ
 
 
 def test_extend_equals_full_forward(name):
-    """Two turns: shared ragged prompts, ragged replies, some rows go on with ragged new text."""
+    """Two turns: shared ragged prompts, ragged replies; some rows continue with ragged new text."""
     model, params = load(name)
     reply_BT, count_B = ragged(7, (3, 5, 1, 4, 2, 5, 1, 3, 5))
-    rows_A = np.array([0, 1, 8, 6], np.int32)  # which go on; three a prompt
+    rows_A = np.array([0, 1, 8, 6], np.int32)  # rows that continue; three per prompt
     new_AE, new_A = ragged(8, (6, 2, 4, 1))
     segment, _ = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
     _, own = decode_given(model, params, segment, reply_BT)
-    # As `decode` leaves it: the last token of each reply is not in the cache, and opens the next.
+    # The state after `decode`: the last token of each reply is not in the cache and starts the next
+    # call.
     own = own.replace(length_N=count_B - 1)
     tokens_AE = np.concatenate([reply_BT[rows_A, count_B[rows_A] - 1][:, None], new_AE], 1)
     rows = [

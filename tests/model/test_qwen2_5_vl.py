@@ -1,4 +1,4 @@
-"""Directories of Qwen2.5-VL: the language model and the tower beside it, here and elsewhere."""
+"""Directories of Qwen2.5-VL: language model and tower, loaded here and in transformers."""
 
 import dataclasses
 import functools
@@ -58,7 +58,8 @@ each_config = pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "
 
 
 def random_params(init, config, seed=0):
-    """Every leaf random: fresh biases and norms are all 0 and 1, where mix-ups would not show."""
+    """Return params with random leaves: default biases and norms are all 0 and 1 and would hide
+    mix-ups."""
     shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), shapes)
@@ -70,7 +71,7 @@ TOWER = vision.Tower(
 
 
 def save(directory, config=CONFIG, **options):
-    """Writes a directory; returns the language model's parameters."""
+    """Write a directory; return the language model's parameters."""
     params = random_params(qwen.init_params, config)
     hf.save(directory, qwen.Qwen(config), params, TOKENIZER, **{"tower": TOWER} | options)
     return params
@@ -78,20 +79,20 @@ def save(directory, config=CONFIG, **options):
 
 @pytest.fixture
 def saved(tmp_path):
-    """A directory that may be changed."""
+    """Return a directory that may be changed."""
     save(tmp_path / "x")
     (tmp_path / "x" / CHECKSUMS).unlink()
     return tmp_path / "x"
 
 
 def edit_json(file, **fields):
-    """Sets fields of a JSON file; None removes one."""
+    """Set fields of a JSON file; None removes a field."""
     content = json.loads(file.read_text()) | fields
     file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
 def edit_weights(directory, change):
-    """Rewrites the weights after `change(dict of arrays)`."""
+    """Rewrite the weights after `change(dict of arrays)`."""
     tensors = load_file(directory / hf.WEIGHTS)
     change(tensors)
     save_file(tensors, directory / hf.WEIGHTS)
@@ -105,7 +106,7 @@ def assert_same(got, want):
         np.testing.assert_array_equal(got[path], want[path], err_msg="/".join(path))
 
 
-# ---------------------------------------------------------------- what is saved comes back
+# ---------------------------------------------------------------- saving and loading
 
 
 @pytest.mark.medium
@@ -124,7 +125,7 @@ def test_round_trip(tmp_path, config, max_shard_bytes):
     names = [name for file in files for name in file]
     assert len(set(names)) == len(names) and ("lm_head.weight" in names) == (not config.tied)
     assert {name.split(".")[0] for name in names} - {"lm_head"} == {"model", "visual"}
-    # Written again it is the same, but for the tokenizer's files.
+    # Saved again, the directory is the same except for the tokenizer's files.
     hf.save(tmp_path / "y", model, params, tokenizer, tower=tower)
     for name in ("config.json", images.FILE):
         assert (tmp_path / "y" / name).read_bytes() == (tmp_path / "x" / name).read_bytes()
@@ -180,7 +181,7 @@ def test_a_model_that_sees_is_saved_with_its_tower(tmp_path):
 
 # ---------------------------------------------------------------- config.json
 
-PUBLISHED = {  # of Qwen/Qwen2.5-VL-3B-Instruct
+PUBLISHED = {  # config.json of Qwen/Qwen2.5-VL-3B-Instruct
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "attention_dropout": 0.0,
     "bos_token_id": 151643,
@@ -227,7 +228,7 @@ PUBLISHED = {  # of Qwen/Qwen2.5-VL-3B-Instruct
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     "vocab_size": 151936,
 }
-SEVEN = PUBLISHED | {  # Qwen/Qwen2.5-VL-7B-Instruct
+SEVEN = PUBLISHED | {  # config.json of Qwen/Qwen2.5-VL-7B-Instruct
     "hidden_size": 3584,
     "intermediate_size": 18944,
     "max_window_layers": 28,
@@ -238,7 +239,7 @@ SEVEN = PUBLISHED | {  # Qwen/Qwen2.5-VL-7B-Instruct
     "vision_config": PUBLISHED["vision_config"] | {"out_hidden_size": 3584},
     "vocab_size": 152064,
 }
-# What transformers 4.57 leaves of it: what is as the class has it is not written.
+# The same config written by transformers 4.57, which omits the class defaults.
 NESTED = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
@@ -262,7 +263,7 @@ NESTED = {
     },
     "vision_config": {"hidden_size": 1280, "in_chans": 3, "tokens_per_second": 2},
 }
-# As 5 has it.
+# The same config written by transformers 5.
 FIVE = NESTED | {
     "text_config": {
         name: value for name, value in NESTED["text_config"].items() if name != "rope_scaling"
@@ -295,7 +296,7 @@ def test_published_models(fields, name):
     assert shape == families.SHAPES[name]
     written = config_json.from_config(shape, "bfloat16")
     assert config_json.to_config(json.loads(json.dumps(written)), "config.json") == shape
-    if fields in (PUBLISHED, SEVEN):  # every field that is written is as it was
+    if fields in (PUBLISHED, SEVEN):  # written fields equal the published ones
         assert written.pop("dtype") == written["torch_dtype"]
         assert written["vision_config"].pop("in_channels") == 3
         for got, want in (
@@ -314,7 +315,8 @@ def test_published_ids():
 
 
 def test_a_tied_head_is_said_in_either_place():
-    """transformers 4 wrote it where it is not the default, which for the text alone is False."""
+    """transformers 4 wrote the field where it differs from the default, which is False for a text
+    config."""
     plain = NESTED | {"text_config": NESTED["text_config"] | {"tie_word_embeddings": True}}
     assert config_json.to_config(plain, "config.json").tied
     assert config_json.to_config(NESTED | {"tie_word_embeddings": True}, "config.json").tied
@@ -380,7 +382,7 @@ def test_what_others_could_not_open_is_not_written(changes, message):
         config_json.from_config(dataclasses.replace(CONFIG, **changes), "float32")
 
 
-# ---------------------------------------------------------------- files of others
+# ---------------------------------------------------------------- files of other writers
 
 
 def test_names_that_transformers_has_in_memory(saved):
@@ -437,11 +439,11 @@ def test_a_directory_must_say_what_images_are_made_into(saved):
         hf.load_tower(saved)
 
 
-# ---------------------------------------------------------------- beside torch, where it is there
+# ---------------------------------------------------------------- against torch, if installed
 
 
 def some_rows(ours):
-    """Rows of text alone, of one picture, and of two of other sizes."""
+    """Return rows of text only, of one picture, and of two pictures of other sizes."""
     rng = np.random.default_rng(0)
 
     def text(count):
@@ -501,12 +503,12 @@ def test_transformers_opens_it_and_writes_it_again(tmp_path, config):
 
 
 def test_a_processor_of_transformers_opens_it(tmp_path):
-    pytest.importorskip("torchvision")  # without it transformers has no processor of films
+    pytest.importorskip("torchvision")  # transformers' video processor requires it
     from transformers import AutoProcessor
 
     save(tmp_path / "x")
     found = AutoProcessor.from_pretrained(tmp_path / "x")
     assert type(found).__name__ == "Qwen2_5_VLProcessor"
     assert found.image_processor.patch_size == 4
-    found.save_pretrained(tmp_path / "theirs")  # into one file for all
+    found.save_pretrained(tmp_path / "theirs")  # writes a single file for all processors
     assert images.read_config(tmp_path / "theirs") == IMAGES

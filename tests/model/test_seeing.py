@@ -23,7 +23,7 @@ from ragen_jax.rollout.sample import empty_reply, extend, prefill
 pytestmark = pytest.mark.fast
 
 REFERENCE = Path(__file__).parent / "reference" / "qwen2_5_vl"
-CLOSE = dict(rtol=0, atol=2e-5)  # of log-probs of order 1 to 10
+CLOSE = dict(rtol=0, atol=2e-5)  # for log-probs of order 1 to 10
 WIDTH = 64
 
 
@@ -38,7 +38,7 @@ def stored():
 
 
 def rows_of(stored):
-    """(tokens, pictures) of each row."""
+    """Return (tokens, pictures) of each row."""
     return [
         (tokens[:length].tolist(), [stored[f"picture_{k}"] for k in ks if k >= 0])
         for tokens, length, ks in zip(
@@ -48,7 +48,7 @@ def rows_of(stored):
 
 
 def run(s, rows):
-    """Log-probs [B, T, V] of `Rows` in one forward pass."""
+    """Return log-probs [B, T, V] of `Rows` in one forward pass."""
     logp_BTV, _ = forward(s.model, seen_by(s.params, rows.images), rows.tokens_BT)
     return np.asarray(logp_BTV)
 
@@ -58,7 +58,8 @@ def run(s, rows):
 
 @pytest.mark.medium
 def test_everything_matches_torch(model, stored):
-    """Pixels, grids, positions and log-probs, of one picture, two, none, and three of two turns."""
+    """Pixels, grids, positions and log-probs of rows with one picture, two, none, and three in two
+    turns."""
     rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
     for k in range(3):
         pixels, grid = images.preprocess(stored[f"picture_{k}"], model.image_config)
@@ -72,7 +73,8 @@ def test_everything_matches_torch(model, stored):
 
 @pytest.mark.medium
 def test_log_probs_of_training_match_torch(model, stored):
-    """By likelihood.token_logps, for all that is text: what an image's token is, nobody learns."""
+    """likelihood.token_logps gives torch's log-probs of all text tokens; image tokens are not
+    trained."""
     rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
     got_BT = token_logps(model.model, seen_by(model.params, rows.images), rows.tokens_BT)
     text_BT = rows.ids_BT != model.image_pad
@@ -83,7 +85,7 @@ def test_log_probs_of_training_match_torch(model, stored):
 
 @pytest.mark.medium
 def test_what_is_shown_and_where_matters(model, stored):
-    """The comparison above would notice pictures left out, exchanged, or plain positions."""
+    """The comparison with torch would detect missing or exchanged pictures and plain positions."""
     T = stored["tokens_BT"].shape[1]
     rows = arrange(model, rows_of(stored), T)
     want_BT = picked(run(model, rows), rows.ids_BT)
@@ -101,7 +103,8 @@ def test_what_is_shown_and_where_matters(model, stored):
 
 
 def test_a_number_that_stands_for_nothing_is_seen(model, stored):
-    """NaN goes through every layer: the whole row has it."""
+    """An unregistered image id gives NaN, which passes through every layer: the whole row is
+    NaN."""
     rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
     tokens_BT = rows.tokens_BT.copy()
     tokens_BT[2, 4] = 10**9
@@ -124,7 +127,7 @@ def test_random_models_match_torch(tmp_path, seed):
             vocab_size=72,
             hidden_size=width,
             intermediate_size=40,
-            num_hidden_layers=(2, 5, 3)[seed],  # one by one, and as a scan
+            num_hidden_layers=(2, 5, 3)[seed],  # unrolled or as a scan
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": section},
@@ -184,12 +187,12 @@ def test_random_models_match_torch(tmp_path, seed):
     np.testing.assert_allclose(got * real_BT1, want * real_BT1, rtol=0, atol=1e-4)
 
 
-# ---------------------------------------------------------------- text alone
+# ---------------------------------------------------------------- text only
 
 
 @pytest.mark.medium
 def test_text_alone_is_bit_for_bit_the_plain_model(model):
-    """Three equal position ids, and one, turn as in a model that knows no images."""
+    """Three equal position ids, or a single one, rotate as in a model without images."""
     plain = qwen.Qwen(dataclasses.replace(model.model.config, mrope_section=()))
     tokens_BT = np.random.default_rng(0).integers(0, 58, (3, 20)).astype(np.int32)
     at_BT = np.arange(20) + np.array([0, 7, 900])[:, None]
@@ -218,8 +221,8 @@ def test_sections_must_fill_a_head(model, section):
 @pytest.mark.medium
 @pytest.mark.parametrize("later", ["text", "image"])
 def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
-    """Prefill with images, extend with what `later` says, decode token by token: rows of their own
-    lengths, each with its own pictures."""
+    """Prefill with images, extend with the contents that `later` names, decode token by token. Rows
+    have different lengths and different pictures."""
     s = model
     a, b, c = (stored[f"picture_{k}"] for k in range(3))
     rng = np.random.default_rng(3)
@@ -245,7 +248,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
     m_B = np.array([len(tokens) for tokens, _ in second])
 
     def cut(start_B, count_B, width):
-        """The same numbers as in the whole rows."""
+        """Return parts of the rows, with the same image ids as in the whole rows."""
         tokens_BT = np.zeros((2, width), np.int32)
         for row, whole, start, count in zip(
             tokens_BT, full.tokens_BT, start_B, count_B, strict=True
@@ -253,7 +256,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
             row[:count] = whole[start : start + count]
         return tokens_BT
 
-    # Each call has the table of its own images alone.
+    # Each call has a table with only its images.
     tokens_BT = cut([0, 0], n_B, 32)
     segment, logits_BV = prefill(s.model, seen_by(s.params, book.table(tokens_BT)), tokens_BT, n_B)
     for b in range(2):
@@ -261,7 +264,8 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
         np.testing.assert_allclose(got, want_BTV[b, n_B[b] - 1], **CLOSE)
         assert segment.next_N[b] == full.positions_3BT[:, b, : n_B[b]].max() + 1 < n_B[b]
 
-    # The second turn behind a reply of no token: the first of it is the last one sampled.
+    # The second turn follows an empty reply; its first token takes the place of the last sampled
+    # token.
     nothing = Segment(
         k=empty_reply(segment.k, 2, 1), v=empty_reply(segment.v, 2, 1), length_N=jnp.zeros(2, int)
     )
@@ -274,7 +278,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
         got = jax.nn.log_softmax(logits_BV[b])
         np.testing.assert_allclose(got, want_BTV[b, n_B[b] + m_B[b] - 1], **CLOSE)
 
-    # Decoding: text, whose three positions are one.
+    # Decoding: the three positions of a text token are equal.
     at_B = np.asarray(segment.next_N)
     for t in range(3):
         token_B1 = np.array([[r[t]] for r in reply], np.int32)
@@ -298,11 +302,11 @@ def test_four_devices_see_what_one_sees(mesh):
     assert process.returncode == 0, err[-3000:]
     found = json.loads(out.splitlines()[-1])
     assert found["devices"] == 4
-    assert (found["split"] > 0.5) == (mesh != "4,1,1")  # of the tower's parameters
+    assert (found["split"] > 0.5) == (mesh != "4,1,1")  # fraction of the tower's parameters
     assert found["embeddings"] < 1e-5 and found["log-probs"] < 2e-5
 
 
-# ---------------------------------------------------------------- learning
+# ---------------------------------------------------------------- gradients
 
 
 @pytest.mark.medium
@@ -326,7 +330,7 @@ def test_gradients_reach_the_language_model_and_not_a_frozen_tower(model, stored
         text, tower = grad(s.params, s.tower_params, frozen)
         assert min(np.abs(x).max() for x in jax.tree.leaves(text["layers"])) > 0
         largest[frozen] = np.array([np.abs(x).max() for x in jax.tree.leaves(tower)])
-        # No embedding of the vocabulary is read in an image's place, nor that behind its end.
+        # Neither the embedding of image_pad nor the vocabulary's last row is read for image tokens.
         assert np.abs(text["embed"][s.image_pad]).max() == np.abs(text["embed"][-1]).max() == 0
         assert np.abs(text["embed"][s.vision_start]).max() > 0
     assert largest[False].min() > 0 and largest[True].max() == 0

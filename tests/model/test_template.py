@@ -1,4 +1,4 @@
-"""template.py: text is never control, and prompts stay what chat templates say."""
+"""template.py: text never becomes control tokens, and prompts match the chat templates."""
 
 import copy
 import dataclasses
@@ -25,7 +25,7 @@ from ragen_jax.rollout.transcript import transcript
 MARKS = ("system mark", "user mark 1", "reply mark", "user mark 2")
 TINY = Family(build_tokenizer(Sokoban.words), SPECIAL)
 ALL = {"tiny": TINY} | {name: family(name) for name in FAMILIES}
-# Chat tokens that take the white space around them with them, as those of Phi do.
+# Chat tokens that strip the white space around them, as those of Phi do.
 STRIPPING = {name: family(name, lstrip=True, rstrip=True) for name in ("phi", "llama", "gemma")}
 
 HARMLESS = (
@@ -44,12 +44,12 @@ HARMLESS = (
 
 
 def of_strings(f):
-    """The control ids of a family."""
+    """Return the control ids of a family."""
     return frozenset(f.tokenizer.convert_tokens_to_ids(f.control))
 
 
 def old_pieces(tokenizer, system):
-    """What the template writes around a message, as three texts: opening, between, middle."""
+    """Return the template's text around messages in three parts: opening, between, middle."""
     messages = [
         {"role": role, "content": mark}
         for role, mark in zip(("system", "user", "assistant", "user"), MARKS, strict=True)
@@ -78,11 +78,11 @@ def chat_of(tokenizer, instructions="", **options):
 
 
 def in_context(chat, context):
-    """The chat, with another context."""
+    """Return the chat with another context."""
     return dataclasses.replace(chat, format=dataclasses.replace(chat.format, context=context))
 
 
-# ---- what is control ----------------------------------------------------------------------------
+# ---- control strings ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -96,7 +96,7 @@ def test_tags_and_single_characters_are_never_control():
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=family("qwen").tokenizer.backend_tokenizer,
         chat_template=family("qwen").tokenizer.chat_template,
-        eos_token="<tool_call>",  # is not flagged special
+        eos_token="<tool_call>",  # not flagged as special
         pad_token="!",
         additional_special_tokens=[*TAGS, "<search>"],
     )
@@ -125,7 +125,7 @@ def test_harmless_prompts_are_what_the_template_tokenizes_to(name):
             opening, between, middle = old_pieces(tokenizer, rules)
             found = template.begin(message).tolist()
             assert found == encode(tokenizer, opening + message + middle)
-            # Llama's template trims a message; a tag that is no token may join a line break.
+            # Llama's template strips a message; a tag that is no token may merge with a line break.
             if message == message.strip() and "<think>" in tokenizer.get_vocab():
                 assert found[: len(ids)] == ids
                 assert tokenizer.decode(found[len(ids) :]) in ("", "<think>")
@@ -169,7 +169,8 @@ def test_white_space_that_control_tokens_swallow(name):
     ],
 )
 def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, make_turn):
-    """On episodes of the default configs, against the template rendered and encoded whole."""
+    """On episodes of the default configs, compared with the rendered template, encoded as a
+    whole."""
     config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
     config.env.update(prompt=prompt, context=context, window=2)
     environment = build_environment(config.env, "train")
@@ -225,7 +226,7 @@ def test_a_document_that_speaks_as_the_agent_by_hand():
     assert TINY.tokenizer.decode(ids) == (
         "<|im_start|>user\n" + forged + "<|im_end|>\n<|im_start|>assistant\n<think>"
     )
-    # Words of the game, roles and tags are tokens as ever.
+    # Words of the game, roles and tags are normal tokens.
     ids = template.plain("<|im_end|>Up</think>user").tolist()
     assert TINY.tokenizer.convert_ids_to_tokens(ids)[-3:] == ["Up", "</think>", "user"]
 
@@ -270,7 +271,7 @@ def test_a_template_that_fails_or_reaches_out_is_refused_in_a_line(template):
 
 
 def test_a_control_token_that_normalising_makes_is_found():
-    # A Kelvin sign is a K under NFC, so that the string is not in the text as it stands.
+    # Under NFC a Kelvin sign becomes a K, so the raw text does not contain the string.
     tokenizer = family("qwen").tokenizer
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template,
@@ -288,11 +289,11 @@ def test_a_control_token_that_normalising_makes_is_found():
         plain_ids(tokenizer, control, "a ≯ b")
 
 
-# ---- templates that know thoughts ---------------------------------------------------------------
+# ---- templates with thoughts --------------------------------------------------------------------
 
 
 def thinking(template):
-    """A tokenizer with the tags of Qwen3 and a template."""
+    """Return a tokenizer with the tags of Qwen3 and the given template."""
     tokenizer = copy.deepcopy(family("qwen").tokenizer)
     tokenizer.chat_template = template
     return tokenizer
@@ -300,7 +301,7 @@ def thinking(template):
 
 EMPTY = "'<think>\n\n</think>\n\n'"
 PROMPT = "{{ '<|im_start|>assistant\n' }}{% endif %}"
-# Writes an empty thought before earlier replies, in which it finds none.
+# Writes an empty thought before earlier replies, where it finds no thought.
 EMPTY_BEFORE = QWEN.replace("message['content']", f"({EMPTY} if message['role'] == 'assistant' else"
                             " '') + message['content']")  # fmt: skip
 
@@ -334,7 +335,8 @@ def test_a_template_that_ends_the_thought_itself_is_refused_in_a_line():
 
 
 def test_earlier_thoughts_stay_in_the_prompt(make_turn):
-    """Where the template alone would drop them: what is sampled is what is shown and trained."""
+    """The template alone would drop thoughts; the sampled tokens are shown and trained on
+    unchanged."""
     tokenizer = thinking(QWEN3)
     chat = chat_of(tokenizer)
     turns, reply_ids = [], chat.reply_ids("the box is Up</think>\n\n<answer>Up</answer>")
@@ -350,9 +352,9 @@ def test_earlier_thoughts_stay_in_the_prompt(make_turn):
     rows = [transcript(chat, turns[:n], turn) for n, turn in enumerate(turns)]
     assert [(row["prompt_exact"], row["reply_exact"]) for row in rows] == [
         (True, True),
-        (False, True),  # the template's text has no thought there
+        (False, True),  # the template's text has no thought here
     ]
-    # Less the thought it is what the template says.
+    # Without the thought, the prompt is the template's text.
     bare = chat.without_reasoning(turns[:1], "GRID 2", turns[1].prompt)
     *messages, _ = rows[1]["messages"]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -411,7 +413,7 @@ STRINGS = tuple(dict.fromkeys(string for f in ALL.values() for string in f.contr
 
 
 def hostile(draw, own):
-    """A random text; `own` are the control strings that are tried most."""
+    """Return a random text; `own` are the control strings that are used most."""
 
     def control():
         return draw.choice(own if draw.random() < 0.7 else STRINGS)
@@ -435,7 +437,7 @@ def hostile(draw, own):
 
 
 def as_text(text):
-    """Half surrogate pairs replaced, halves that meet joined."""
+    """Join adjacent halves of surrogate pairs and replace the other halves."""
     pair = r"([\ud800-\udbff])([\udc00-\udfff])"
     text = re.sub(
         pair, lambda m: chr(0x10000 + (ord(m[1]) - 0xD800) * 1024 + ord(m[2]) - 0xDC00), text
@@ -445,7 +447,7 @@ def as_text(text):
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What a prompt must show: a text, and the control ids in it."""
+    """Expected content of a prompt: its text and its control ids."""
 
     text: bytes
     control: tuple = ()
@@ -459,8 +461,8 @@ EPISODES, MESSAGES = 300, 4
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_turn):
-    """Some 11,000 texts: of each tokenizer 1,200 messages, about 600 demonstrated replies and 60
-    instructions, in every context and both prompts."""
+    """Checks about 11,000 texts: for each tokenizer 1,200 messages, about 600 demonstrated replies
+    and 60 instructions, in every context and with both prompts."""
     f, draw, harmless = ALL[name], random.Random(name), 0
     normalizer = f.tokenizer.backend_tokenizer.normalizer
     token_bytes_V = token_bytes(f.tokenizer)
@@ -468,7 +470,7 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
     sayable = sorted(set(range(len(f.tokenizer))) - control)
 
     def shown(head, message):
-        """A message, what the template writes before it, and what behind."""
+        """Return a message with the template's text before and after it."""
         text = as_text(head + message + middle)
         text = normalizer.normalize_str(text) if normalizer else text
         return Shown(text.encode(), places[head] + places[middle])
@@ -476,7 +478,7 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
     for episode in range(EPISODES):
         if episode % 5 == 0:
             instructions = hostile(draw, f.control)
-            chats = {}  # of each prompt: what the template writes, control ids in it, and the chats
+            chats = {}  # prompt -> (template texts, their control ids, chats)
             for prompt, system in (("terse", None), ("full", f"{instructions}\n\n{RULES}")):
                 chat = chat_of(f.tokenizer, instructions, prompt=prompt, window=2)
                 texts = old_pieces(f.tokenizer, system)

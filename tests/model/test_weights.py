@@ -1,4 +1,4 @@
-"""model/weights.py: only what is needed is read, once, and with little memory beside it."""
+"""model/weights.py: only the needed bytes are read, once, with little additional memory."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("load_weights_script.py"))]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-# Divides over 8 devices, but for the key-value heads.
+# All axes are divisible by 8 devices, except for the key-value heads.
 CONFIG = qwen.ModelConfig(
     vocab_size=8 * math.ceil(len(build_tokenizer(Sokoban.words)) / 8),
     width=16,
@@ -42,7 +42,7 @@ CONFIG = qwen.ModelConfig(
 
 
 def write(directory, config, *, seed=0, max_shard_bytes=10**10):
-    """A model directory without a tokenizer, every parameter random."""
+    """Write a model directory without a tokenizer; every parameter is random."""
     rng = np.random.default_rng(seed)
     fields = config_json.from_config(config, "float32")
     directory.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def write(directory, config, *, seed=0, max_shard_bytes=10**10):
 
 
 def size(config):
-    """Bytes of a model in float32."""
+    """Return the size of a model in float32, in bytes."""
     return 4 * sum(math.prod(leaf.shape) for leaf in weights.plan(config))
 
 
@@ -72,11 +72,11 @@ def directory(tmp_path_factory):
 
 
 def some_bounds(leaf, heads_whole):
-    """Parts of a leaf: every axis whole, halved or one in the middle."""
+    """Return parts of a leaf: every axis whole, halved or reduced to one index in the middle."""
     choices = []
     for n in leaf.shape:
         ways = {(0, n), (0, n // 2), (n // 2, n), (n // 3, n // 3 + 1)}
-        # The axis of one head's width lies inside an axis of the file.
+        # The head_dim axis is part of an axis in the file.
         inner = leaf.path[1:2] in (("q",), ("k",), ("v",), ("o",)) and n == CONFIG.head_dim
         choices.append(
             [(0, n)] if inner and heads_whole else sorted(w for w in ways if w[0] < w[1])
@@ -99,7 +99,7 @@ def test_a_part_is_all_that_is_read(directory, monkeypatch, piece_bytes):
                 np.testing.assert_array_equal(part, whole[tuple(slice(*b) for b in bounds)])
                 assert part.dtype == np.float32
                 assert sum(n for _, n in reads) == part.nbytes
-                one_head = 4 * CONFIG.head_dim * CONFIG.width  # is read in one piece
+                one_head = 4 * CONFIG.head_dim * CONFIG.width  # a head is read as one piece
                 assert max(n for _, n in reads) <= max(piece_bytes, one_head)
                 if leaf.path[0] == "layers":
                     assert {name for name, _ in reads} == set(leaf.names[slice(*bounds[0])])
@@ -117,7 +117,7 @@ def test_a_head_may_be_cut(directory):
 
 
 def test_whole_parameters_by_hand(directory):
-    """Each layout, against the tensors themselves."""
+    """Compare each layout with the tensors themselves."""
     with weights.open_tensors(directory) as tensors:
 
         def tensor(name):
@@ -141,7 +141,7 @@ def test_each_tensor_is_read_once_without_a_mesh(directory):
     with weights.open_tensors(directory) as tensors:
         params = weights.read(counted(tensors, reads), CONFIG)
     assert sum(n for _, n in reads) == size(CONFIG)
-    # Nothing else may hold the memory that the update is given to write to.
+    # No other array may share the memory of the donated parameters.
     step = jax.jit(lambda params: jax.tree.map(lambda x: x + 1, params), donate_argnums=0)
     want = jax.tree.map(lambda x: np.array(x) + np.float32(1), params)
     jax.tree.map(np.testing.assert_array_equal, step(params), want)
@@ -153,7 +153,8 @@ def test_each_tensor_is_read_once_without_a_mesh(directory):
 
 @pytest.mark.medium
 def test_meshes(directory):
-    """8 devices: each holds its part, and no tensor is read twice for those that hold the same."""
+    """8 devices: each holds its part, and no tensor is read twice for devices with the same
+    part."""
     meshes = ("1,8,1", "1,1,8", "2,2,2", "8,1,1")
     run = subprocess.run(
         [*SCRIPT, "mesh", str(directory), *meshes],
@@ -173,14 +174,14 @@ def test_meshes(directory):
     shapes = {mesh: {k: v[1] for k, v in found[mesh]["parts"].items()} for mesh in meshes}
     assert shapes["1,8,1"]["layers/q/kernel"] == [3, 2, 8, 4]
     assert shapes["1,1,8"]["layers/q/kernel"] == [3, 16, 1, 4]
-    assert shapes["1,1,8"]["layers/k/kernel"] == [3, 16, 2, 4]  # 2 heads over 8 devices: whole
+    assert shapes["1,1,8"]["layers/k/kernel"] == [3, 16, 2, 4]  # 2 heads on 8 devices are not split
     assert shapes["2,2,2"]["layers/q/kernel"] == [3, 8, 4, 4]
     assert shapes["8,1,1"]["layers/q/kernel"] == [3, 16, 8, 4]
 
 
 @pytest.mark.slow
 def test_two_processes(directory, tmp_path):
-    """Each reads what its devices hold; both give their parts to one save."""
+    """Each process reads the parts of its devices; both contribute their parts to one save."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -219,14 +220,14 @@ def test_two_processes(directory, tmp_path):
 
 
 def anonymous(pid):
-    """Bytes of memory of a process that no file backs (the model's mapped files are not in it)."""
+    """Return the anonymous memory of a process in bytes (without the model's mapped files)."""
     fields = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return 1024 * sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
 
 
 @pytest.fixture(scope="module")
 def half_billion(tmp_path_factory):
-    """A float32 checkpoint of the shape of Qwen2.5-0.5B, in 2 shards."""
+    """Yield a float32 checkpoint with the shape of Qwen2.5-0.5B, in 2 shards."""
     config = SHAPES["qwen2.5-0.5b"]
     directory = write(tmp_path_factory.mktemp("half"), config, max_shard_bytes=1_100_000_000)
     assert len(list(directory.glob("*.safetensors"))) == 2
@@ -239,7 +240,7 @@ def half_billion(tmp_path_factory):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("mesh", [(), ("1,8,1",), ("1,4,2",)], ids=str)
 def test_memory_of_loading(half_billion, mesh):
-    """The peak beside what the imports take is at most 1.3 times the size on disk."""
+    """The peak, without the memory of the imports, is at most 1.3 times the size on disk."""
     on_disk = sum(file.stat().st_size for file in half_billion.glob("*.safetensors"))
     with subprocess.Popen(
         [*SCRIPT, "memory", str(half_billion), *mesh],
@@ -273,7 +274,7 @@ def test_memory_of_loading(half_billion, mesh):
 @pytest.mark.medium
 @pytest.mark.parametrize("family", MODELS)
 def test_all_tensors_have_a_place(family):
-    """Every parameter of a family's models is in its table, and the other way round."""
+    """Every parameter of a family's models is in its table, and vice versa."""
     shapes = MODELS[family].shapes.values()
     forms = [dataclasses.replace(config, tied=tied) for config in shapes for tied in (0, 1)]
     paths = {leaf.path for config in forms for leaf in weights.plan(config)}

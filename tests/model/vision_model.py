@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL of a directory, and rows of tokens with images."""
+"""Load a Qwen2.5-VL from a directory, and arrange rows of tokens with images."""
 
 import functools
 from typing import NamedTuple
@@ -39,7 +39,8 @@ def load(directory):
 
 
 def read_tower(folder, tensors, config):
-    """A tower's parameters of tensors (NumPy, by published names), through a file in `folder`."""
+    """Return a tower's parameters from tensors (NumPy, published names), through a file in
+    `folder`."""
     save_file(tensors, folder / weights.WEIGHTS)
     with weights.open_tensors(folder) as found:
         vision_tensors.check_tensors(folder, config, found)
@@ -47,7 +48,7 @@ def read_tower(folder, tensors, config):
 
 
 def shown(seeing, picture_HW3):
-    """The tokens of a picture, its ends included."""
+    """Return the tokens of a picture, including the start and end tokens."""
     _, h, w = images.image_grid(*picture_HW3.shape[:2], seeing.image_config)
     pads = [seeing.image_pad] * (h * w // seeing.image_config.merge_size**2)
     return [seeing.vision_start, *pads, seeing.vision_end]
@@ -59,26 +60,26 @@ def embed(tower, tower_params, pixels_NPC, grid):
 
 
 class Rows(NamedTuple):
-    """Rows of tokens, ready for the language model, and as transformers has them."""
+    """Rows of tokens, ready for the language model and in transformers' form."""
 
-    tokens_BT: np.ndarray  # images as their numbers
+    tokens_BT: np.ndarray  # image ids past the vocabulary
     length_B: np.ndarray
     positions_3BT: np.ndarray
     images: positions.Images
-    pixels: list  # of all pictures in order: (patches, grid)
-    ids_BT: np.ndarray  # images as image_pad
+    pixels: list  # (patches, grid) of all pictures in order
+    ids_BT: np.ndarray  # image tokens are image_pad
 
 
 def album_of(seeing):
-    """An empty image table of the model."""
+    """Return an empty image table of the model."""
     tower = vision.Tower(seeing.tower, seeing.tower_params, seeing.image_config)
     return image_table.ImageTable(tower, seeing.model.config.vocab_size)
 
 
 def arrange(seeing, rows, width, book=None):
-    """`Rows` of (tokens, pictures) pairs, right-padded to `width` tokens with zeros.
+    """Return `Rows` of (tokens, pictures) pairs, right-padded to `width` tokens with zeros.
 
-    book: an image table to add to; None: a new table.
+    book: the image table to add to; None: a new table.
     """
     book = book or album_of(seeing)
     book.register(picture for _, pictures in rows for picture in pictures)
@@ -106,25 +107,26 @@ def arrange(seeing, rows, width, book=None):
 
 
 def seen_by(params, table):
-    """The parameters with a table of images; None: without."""
+    """Return the parameters with a table of images, or unchanged if `table` is None."""
     return params if table is None else params | {"images": table}
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model, params, tokens_BT, at=None, segments=()):
-    """(log-probs [B, T, V] of the next token, keys and values)."""
+    """Return (log-probs [B, T, V] of the next token, keys and values)."""
     hidden, kv = model.apply({"params": params}, tokens_BT, at, segments, keep_kv=True)
     return jax.nn.log_softmax(qwen.logits(params, hidden)), kv
 
 
 def picked(logp_BTV, tokens_BT):
-    """[B, T]: entry t is the log-prob of token t, as transformers numbers it; entry 0 is 0."""
+    """Return [B, T]: entry t is the log-prob of token t, as transformers numbers it; entry 0 is
+    0."""
     of_next = np.take_along_axis(np.asarray(logp_BTV)[:, :-1], tokens_BT[:, 1:, None], -1)[..., 0]
     return np.pad(of_next, ((0, 0), (1, 0)))
 
 
 def torch_logps(theirs, rows, image_pad):
-    """Log-probs [B, T, V] of `Rows` by transformers' model."""
+    """Return log-probs [B, T, V] of `Rows`, computed by transformers' model."""
     import torch
 
     ids = torch.tensor(rows.ids_BT).long()

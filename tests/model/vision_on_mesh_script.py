@@ -1,11 +1,11 @@
-"""Runs a tower and a language model with images on a mesh, and without one.
+"""Run a tower and a language model with images on a mesh and without a mesh.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 NPROC=32 \
         python tests/model/vision_on_mesh_script.py MODEL_DIR DATA,FSDP,TENSOR
 
-Run by test_seeing.py in a process of its own, because the number of devices is fixed when JAX
-starts. Prints one JSON object: devices, how many of the tower's parameters are split, and the
-largest difference of the images' embeddings and of the log-probs.
+Run by test_seeing.py in a separate process, because the number of devices is fixed when JAX starts.
+Prints one JSON object: the number of devices, the fraction of the tower's parameters that are
+split, and the largest differences of the image embeddings and of the log-probs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""update/buckets.py: few lengths, and updates that do not depend on how their rows are cut."""
+"""update/buckets.py: few padded lengths, and updates that do not depend on how rows are split."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from ragen_jax.update import buckets, critic
 from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
-# An optimizer that keeps the gradient and moves nothing.
+# An optimizer that stores the gradient and changes no parameter.
 KEEPING = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params),
     lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
@@ -31,10 +31,11 @@ KEEPING = optax.GradientTransformation(
 
 
 def episodes_of_a_step(rng, level, ends=0.0):
-    """Return the tokens of 128 rows of up to five turns. At level 1 the mean reply has 0.43 of the
-    tokens of the longest; an episode ends after each of the first four turns with chance `ends`."""
+    """Return the number of tokens of 128 rows of up to five turns. At level 1 the mean reply has
+    0.43 of the tokens of the longest; an episode ends after each of the first four turns with
+    probability `ends`."""
     replies = np.minimum(rng.geometric(1 / (120 * level), (128, 5)), 400)
-    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # whether turns 2 to 5 are played
+    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # 1 if turns 2 to 5 are played
     return 300 + replies[:, 0] + (played * (60 + replies[:, 1:])).sum(1)
 
 
@@ -50,7 +51,7 @@ def policy():
 
 
 def make_rows(seed=0):
-    """A batch whose rows end at 5 to T tokens, with advantages and values."""
+    """Return a batch whose rows end at 5 to T tokens, with advantages and values."""
     rng = np.random.default_rng(seed)
     position = np.arange(T)
     stop = np.linspace(5, T, ROWS).astype(int)[rng.permutation(ROWS)][:, None]
@@ -72,7 +73,8 @@ def make_rows(seed=0):
 
 
 def gradient(policy, mesh, who, loss=LOSS):
-    """(gradient of a minibatch of ten rows, metrics) of the policy, the critic or an adapter."""
+    """Return (gradient of a minibatch of ten rows, metrics) of the policy, the critic or an
+    adapter."""
     model, params = policy
     batch, numbers = make_rows()
     settings = dict(
@@ -114,12 +116,12 @@ def gradient(policy, mesh, who, loss=LOSS):
                 **settings,
             )
     same = jax.tree.map(lambda x, y: x.sharding == y.sharding, state.params, state.opt_state)
-    assert all(jax.tree.leaves(same))  # the gradient is split like the parameters
+    assert all(jax.tree.leaves(same))  # the gradient is sharded like the parameters
     return jax.device_get(state.opt_state), metrics
 
 
 def relative(found, expected):
-    """Distance of two gradients by the length of one."""
+    """Return the norm of the difference of two gradients, divided by the norm of `expected`."""
     difference = jax.tree.map(np.subtract, found, expected)
     return float(optax.tree.norm(difference) / optax.tree.norm(expected))
 
@@ -131,7 +133,7 @@ def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
         patch.setattr(buckets, "split_by_length", whole)
         expected, before = gradient(policy, mesh, who, loss)
     for name in metrics.keys() - {"update/real_share"}:
-        if name.endswith("fraction"):  # a token at the edge of a clip is on either side of it
+        if name.endswith("fraction"):  # a token at the edge of a clip may be on either side of it
             continue
         assert metrics[name] == pytest.approx(before[name], rel=1e-5, abs=1e-6), name
     assert metrics.get("update/real_share", 1) > before.get("update/real_share", 0)
@@ -179,12 +181,12 @@ def test_lengths_are_few_enough_and_hold_every_row():
 
 
 def test_lengths_by_hand():
-    # 40 micro-batches that end at 100 and ten at 1,000: 112 and 1,024 positions wide.
+    # 40 micro-batches end at 100 and ten at 1,000: they are 112 and 1,024 positions wide.
     assert buckets.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [
         112,
         1024,
     ]
-    # One more length would save 1 of 100 positions.
+    # Another length would save 1 of 100 positions.
     assert buckets.choose_bucket_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
     assert buckets.choose_bucket_lengths(np.array([3]), 5).tolist() == [5]
 
@@ -194,7 +196,7 @@ def test_a_cut_by_hand():
     first, second = buckets.split_by_length(
         [np.array([0, 1, 2]), np.array([3, 4])], length_B, 32, micro_batch=2
     )
-    # Sorted, the first minibatch is 30, 10 | 9 and the second 31, 12.
+    # Sorted by length, the first minibatch is 30, 10 | 9 and the second 31, 12.
     assert [(piece.rows.tolist(), piece.length) for piece in first] == [([1, 0], 32), ([2], 16)]
     assert [(piece.rows.tolist(), piece.length) for piece in second] == [([3, 4], 32)]
     # Two micro-batches of 2 x 32 positions, one of 2 x 16.
@@ -216,7 +218,8 @@ def test_rows_end_with_their_last_sampled_token():
     [(0.0, (0.5, 0.6), 0.865, 8), (0.1, (0.45, 0.55), 0.84, 12), (0.3, (0.35, 0.45), 0.825, 12)],
 )
 def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, least, most):
-    """200 steps whose replies grow and shrink: the lengths used, and the token efficiency."""
+    """200 steps whose replies grow and shrink: check the lengths in use and the token
+    efficiency."""
     rng = np.random.default_rng(0)
     met, shares, before = set(), [], []
     for step in range(200):
@@ -229,6 +232,6 @@ def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, l
         met |= lengths
         shares.append(buckets.token_efficiency(cuts, length_B, micro_batch=4))
         before.append(length_B.sum() / (128 * T))
-    assert padded[0] < np.mean(before) < padded[1]  # what padding to the longest of a step left
+    assert padded[0] < np.mean(before) < padded[1]  # efficiency of one length per step
     assert np.mean(shares) >= least
     assert len(met) <= most, sorted(met)

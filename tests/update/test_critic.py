@@ -1,4 +1,4 @@
-"""critic.py: values, one step down the gradient of the definition, learning a constant."""
+"""critic.py: values, one step down the gradient from the definition, learning a constant."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def mesh():
 
 
 def make_critic(policy, mesh, optimizer, seed=1):
-    """A critic whose head is not zero."""
+    """Return a critic whose head is not zero."""
     state = critic.init_critic(critic.backbone_of(policy[1]), D, optimizer, mesh)
     head = 0.1 * jax.random.normal(jax.random.key(seed), (D,))
     return state.replace(params=state.params | {"value": head})
@@ -156,7 +156,7 @@ def test_adapters_on_a_frozen_base(policy, mesh):
     batch, value, target = make_rows(4)
     found = critic.token_values(model, state.params, batch.tokens_BT, frozen)
     whole = critic.token_values(model, {"backbone": params, "value": jnp.ones(D)}, batch.tokens_BT)
-    np.testing.assert_allclose(found, whole, atol=1e-5)  # fresh adapters change nothing
+    np.testing.assert_allclose(found, whole, atol=1e-5)  # new adapters change nothing
     after, _ = run(policy, mesh, state, batch, value, target, optimizer=optimizer, frozen=frozen)
     assert jax.tree.structure(after.params) == jax.tree.structure(state.params)
     assert float(jnp.abs(after.params["value"] - 1.0).max()) > 0

@@ -1,4 +1,5 @@
-"""update/learner.py: a step's advantages and updates from episodes, through the config."""
+"""update/learner.py: a step's advantages and updates from episodes, with settings from the
+config."""
 
 import dataclasses
 import types
@@ -83,7 +84,7 @@ def episodes(make_turn, make_episode):
 
 
 def outcomes_of(config, episodes):
-    """(batch with rewards, `Outcomes`) of the episodes of a config's context."""
+    """Return (batch with rewards, `Outcomes`) of the episodes in the config's context."""
     config = load_config(config)
     episodes = episodes[config.env.context]
     penalty_G = np.repeat(config.env.format_penalty, G)
@@ -98,7 +99,7 @@ def outcomes_of(config, episodes):
 
 
 def advantages(config, policy, episodes, keep_GK=None):
-    """(advantages as train.py gets them, batch, mask of the episodes kept, update/* metrics)."""
+    """Return (advantages as in train.py, batch, mask of the kept episodes, update/* metrics)."""
     config, (model, params) = load_config(config), policy
     mesh, _ = build_meshes(config)
     learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
@@ -107,7 +108,7 @@ def advantages(config, policy, episodes, keep_GK=None):
         selection, _ = select(learner, state, batch, outcomes)
         if keep_GK is not None:
             selection = dataclasses.replace(selection, keep_GK=keep_GK)
-        # Without a factor on the loss, which would make the compared numbers small.
+        # A factor on the loss would make the compared numbers small.
         plain = dataclasses.replace(learner.filter, loss_scale="none")
         learner = dataclasses.replace(learner, filter=plain, mismatch=None)
         credit = assign_credit(learner, state, batch, selection, outcomes)
@@ -134,7 +135,8 @@ def test_shaping_by_success_needs_to_know_what_is_solved(config, policy, episode
 
 
 def random_settings(config, rng):
-    """Changes what advantages are made of, at random, to something that a run could use."""
+    """Return the config with random values in the fields that advantages depend on; a run could use
+    it."""
 
     def pick(options):
         options = list(options)
@@ -159,7 +161,7 @@ def random_settings(config, rng):
     c.filter.update(top_members=pick([0, 1]), bottom_members=pick([0, 1]))
     c.filter.loss_scale = pick(["none", "linear", "advantage"])
     c.env.context = pick(["single_turn", "full"])
-    if pick([True, False]):  # the last two groups are of another environment
+    if pick([True, False]):  # the last two groups belong to another environment
         c.rollout.groups = 2
         c.also.second = ConfigDict(dict(groups=2, env=c.env.copy_and_resolve_references()))
     if c.filter.strategy == "none":
@@ -178,7 +180,7 @@ def assert_reference_changes_nothing(config, policy, episodes, seeds):
         np.testing.assert_allclose(found, want, atol=1e-6, err_msg=str(plain))
         assert metrics.get("update/kl", 0.0) in (0.0, pytest.approx(np.nan, nan_ok=True))
         told_apart += bool(np.abs(want).max() > 0.1)
-    assert told_apart > 0.7 * len(seeds)  # advantages there are
+    assert told_apart > 0.7 * len(seeds)  # most advantages are not zero
 
 
 @pytest.mark.long
@@ -224,7 +226,7 @@ def test_a_reference_that_rests_on_the_host_gives_the_same_update(config, policy
 
 
 def test_a_device_without_pinned_memory_is_refused(config):
-    """In a line, unless no reference would rest there."""
+    """The error is one line; without a reference in host memory there is no error."""
     device = types.SimpleNamespace(
         device_kind="Chip", addressable_memories=lambda: [types.SimpleNamespace(kind="device")]
     )
@@ -249,7 +251,7 @@ def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
     want, *_ = advantages(config, policy, episodes)
     assert keep_GK.sum() == 2 * G
     np.testing.assert_allclose(found, want, atol=1e-6)
-    # The last group's returns are equal: it gets no credit, not even from a KL's rounding.
+    # The returns of the last group are equal: it gets no credit, not even from rounding in the KL.
     assert not found[batch.group_B == G - 1].any()
 
 
@@ -258,7 +260,7 @@ def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
 def test_a_group_is_compared_with_the_kl_of_all_its_members(
     config, policy, episodes, monkeypatch, name, normalize, grouping
 ):
-    """Against the formula, with log-probs of a reference that differs from the policy."""
+    """Compare with the formula; the log-probs of the reference differ from the policy's."""
     config.algorithm.update(name=name, kl_coef=0.5, kl_in="reward", kl_kind="k1")
     config.reward.update(normalize=normalize, grouping=grouping)
     keep_GK = np.zeros((G, K), bool)
@@ -304,8 +306,8 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
 
 @pytest.mark.long
 def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy, episodes):
-    """Of group 0 one member broke, of group 1 all but one, which then has nothing to be compared
-    with, however the groups are selected."""
+    """In group 0 one member broke; in group 1 only one member is sound and has no other to be
+    compared with. This holds for every selection of groups."""
     config.filter.strategy = "none"
     learner, state = build_learner(load_config(config), *policy, build_meshes(config)[0])
     batch, outcomes = outcomes_of(config, episodes)
@@ -319,7 +321,7 @@ def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy
     want_GK[0, 2] = False
     want_GK[1] = False
     np.testing.assert_array_equal(selection.keep_GK, want_GK)
-    assert metrics["filter/kept_ratio"] == 1 == credit.loss_scale  # nothing was filtered
+    assert metrics["filter/kept_ratio"] == 1 == credit.loss_scale  # the filter dropped nothing
     sound_K = np.delete(outcomes.return_GK[0].astype(float), 2)
     want = dict(zip([0, 1, 3], (sound_K - sound_K.mean()) / sound_K.std(ddof=1), strict=True))
     for b, episode in enumerate(batch.episode_B):
@@ -331,8 +333,8 @@ def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy
 @pytest.mark.long
 @pytest.mark.parametrize("loss_scale", ["linear", "none"])
 def test_dr_grpo_applies_the_keep_rate_once(config, policy, episodes, loss_scale):
-    """A group without variance has advantages of 0. Whether it is dropped or trained on, the
-    gradient of a sum over the rows is the same."""
+    """A group without variance has advantages of 0. The gradient of a sum over the rows is the same
+    whether the group is dropped or trained on."""
     recipes.apply(config, ["dr_grpo"])
     config.algorithm.entropy_coef = 0.0
     config.optimizer.minibatches = 1
@@ -361,7 +363,8 @@ def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are
     for first, last in ((0, 5), (5, 8)):
         rows = {tuple(map(tuple, sorted(x.tolist()))) for x in dealt_NGK[:, first:last]}
         assert rows == {tuple(map(tuple, sorted(keep_GK[first:last].tolist())))}
-    # Each group as often as the others, within five standard deviations; steps do not follow.
+    # Each group is drawn equally often, within five standard deviations; successive steps are
+    # independent.
     often_G = dealt_NGK.any(2).mean(0)
     np.testing.assert_allclose(often_G[:5], 2 / 5, atol=5 * (0.24 / N) ** 0.5)
     np.testing.assert_allclose(often_G[5:], 1 / 3, atol=5 * (0.22 / N) ** 0.5)
@@ -390,7 +393,8 @@ def test_what_is_told_of_the_filter():
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, rank):
-    """The KL reference and LoRA's base give the log-probs of float32 parameters cast at use."""
+    """The KL reference and LoRA's base give the log-probs of float32 parameters that are cast at
+    use."""
     config.model.dtype, config.model.lora.rank = "bfloat16", rank
     config.algorithm.kl_coef = 0.1
     model = Qwen(dataclasses.replace(policy[0].config, dtype="bfloat16"))
@@ -407,12 +411,12 @@ def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, r
     np.testing.assert_array_equal(np.asarray(token_logps(model, held, tokens)), plain)
     assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
     if rank:
-        assert learner.frozen_policy.params is held  # sampling reads it, too: no second copy
+        assert learner.frozen_policy.params is held  # sampling reads it without a copy
     config.model.dtype = "float32"
     learner, state = build_learner(load_config(config), *policy, mesh)
     if rank:
         assert learner.frozen.params is policy[1]
-    else:  # the update donates the policy's arrays
+    else:  # a copy, because the update donates the policy's arrays
         shared = jax.tree.map(lambda x, y: x is y, learner.reference, state.params)
         assert not any(jax.tree.leaves(shared))
         jax.tree.map(np.testing.assert_array_equal, learner.reference, policy[1])

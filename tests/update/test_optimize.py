@@ -1,4 +1,4 @@
-"""optimize.py: optimizer steps by hand, accumulation against one pass, plans and their updates."""
+"""optimize.py: optimizer steps by hand, accumulation against a single pass, plans and updates."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def mesh():
 
 
 def step(optimizer, params, grads, *, rate=1.0, value=0.0):
-    """(params, metrics) of the optimizer's first step."""
+    """Return (params, metrics) of the optimizer's first step."""
     params, grads = (jax.tree.map(jnp.float32, x) for x in (params, grads))
     opt_state = optimizer.init(params)
     params, _, metrics = optimize.apply_gradient(
@@ -39,7 +39,7 @@ def step(optimizer, params, grads, *, rate=1.0, value=0.0):
 @pytest.mark.medium
 def test_a_first_step_by_hand():
     """The gradient (3, 4, 0) of norm 5 is clipped to (0.6, 0.8, 0). Both moments of Adam are
-    unbiased after one step: its direction is g / (|g| + eps), to which AdamW adds the decay."""
+    unbiased after one step: the direction is g / (|g| + eps), plus the decay of AdamW."""
     optimizer = optimize.make_optimizer(**ADAM | dict(eps=0.2, weight_decay=0.1))
     params = {"kernel": np.array([1.0, 2.0]), "scale": np.array([2.0])}
     grads = {"kernel": np.array([3.0, 4.0]), "scale": np.array([0.0])}
@@ -47,7 +47,7 @@ def test_a_first_step_by_hand():
     direction = np.array([0.6 / (0.6 + 0.2) + 0.1 * 1.0, 0.8 / (0.8 + 0.2) + 0.1 * 2.0])
     np.testing.assert_allclose(found["kernel"], [1.0, 2.0] - 0.5 * direction, rtol=1e-5)
     np.testing.assert_array_equal(found["scale"], [2.0])
-    assert metrics["grad_norm"] == pytest.approx(5.0)  # before the clip
+    assert metrics["grad_norm"] == pytest.approx(5.0)  # before clipping
     assert metrics["update_norm"] == pytest.approx(0.5 * np.hypot(*direction), rel=1e-5)
     assert metrics["learning_rate"] == np.float32(0.5) and metrics["skipped"] == 0
 
@@ -59,7 +59,7 @@ def test_a_small_gradient_is_not_scaled():
 
 
 def test_equal_settings_share_an_optimizer():
-    """It is a static argument: another object would compile every program again."""
+    """An optimizer is a static argument: another object would recompile every program."""
     assert optimize.make_optimizer(**ADAM) is optimize.make_optimizer(**ADAM)
     assert optimize.make_optimizer(**ADAM) is not optimize.make_optimizer(**ADAM | dict(b1=0.8))
 
@@ -91,7 +91,7 @@ def test_a_step_that_is_not_finite_is_skipped(broken):
 @pytest.mark.parametrize("micro_batches, count", [(1, 1), (4, 1), (4, 3), (4, 4)])
 @pytest.mark.parametrize("started", [False, True])
 def test_accumulation_is_over_the_first_micro_batches(micro_batches, count, started):
-    """Later ones are never read: here they would give NaN. All maxima are below 0."""
+    """Later micro-batches are never read: they would give NaN. All maxima are below 0."""
     x_AB = -1.0 - np.random.default_rng(0).random((micro_batches, 3)).astype(np.float32)
     x_AB[count:] = np.nan
 
@@ -151,11 +151,12 @@ def test_micro_batches_by_hand(mesh):
 
 
 T = 24
-LENGTH_B = np.array([3, 20, 5, 24, 2, 8, 17, 4])  # padded to 8 or 24
+LENGTH_B = np.array([3, 20, 5, 24, 2, 8, 17, 4])  # tokens per row; padded to 8 or 24
 
 
 def make_plan(mesh, rows=range(8), *, minibatches=2, micro_batch=2, seed=0, **changes):
-    """Row b has x = b + 1 on its first LENGTH_B[b] tokens, which are those of the loss."""
+    """Plan rows in which row b has x = b + 1 on its first LENGTH_B[b] tokens, which the loss
+    includes."""
     mask_BT = (np.arange(T) < LENGTH_B[:, None]).astype(np.float32)
     arrays = {"x": (1.0 + np.arange(8, dtype=np.float32))[:, None] * mask_BT, "mask": mask_BT}
     layout = MinibatchLayout(mesh, minibatches, micro_batch, minibatch_rows=8)
@@ -179,10 +180,10 @@ def test_the_size_of_a_minibatch_is_whole_micro_batches(mesh):
     "rows, sizes", [(range(8), [3, 3, 2]), ([6, 1, 3, 0], [2, 1, 1]), ([5, 2], [1, 1]), ([], [])]
 )
 def test_fewer_rows_make_smaller_minibatches_not_fewer_updates(mesh, rows, sizes):
-    """As long as there are as many rows as minibatches."""
+    """Holds if there are at least as many rows as minibatches."""
     plan = make_plan(mesh, rows, minibatches=3)
     assert list(map(len, rows_of(plan))) == sizes
-    assert sorted(sum(rows_of(plan), [])) == sorted(rows)  # each row once
+    assert sorted(sum(rows_of(plan), [])) == sorted(rows)  # each row appears once
     assert np.isnan(plan.real_share) == (not sizes)
 
 
@@ -194,7 +195,7 @@ def test_the_generator_alone_decides_the_order(mesh):
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum"])
 def test_weights_are_of_the_whole_minibatch(mesh, aggregation):
-    """Not of a piece, a micro-batch, or the rows of other minibatches."""
+    """Weights do not depend on the piece, the micro-batch, or the rows of other minibatches."""
     plan = make_plan(mesh, aggregation=aggregation)
     lengths = set()
     for rows, pieces in zip(rows_of(plan), plan.minibatches(), strict=True):
@@ -216,7 +217,8 @@ def test_weights_are_of_the_whole_minibatch(mesh, aggregation):
 
 
 def gradient_of(scale=1.0):
-    """Gradient of the mean of x * kernel over a minibatch's tokens, and figures of its pieces."""
+    """Return a gradient function for the mean of x * kernel over a minibatch's tokens, with
+    metrics."""
 
     def objective(params, piece):
         x_MT = scale * piece["x"] * piece["mask"]
@@ -238,7 +240,7 @@ def start_at(kernel):
     return CriticState(params, optax.sgd(1.0).init(params))
 
 
-RATES = np.array([0.5, 0.25, 9.0], np.float32)  # the last for a minibatch that the plan lacks
+RATES = np.array([0.5, 0.25, 9.0], np.float32)  # the plan has no third minibatch
 
 
 @pytest.mark.medium
@@ -270,7 +272,7 @@ def test_a_skipped_minibatch_leaves_the_others(mesh):
 
 @pytest.mark.medium
 def test_a_transform_runs_once_a_minibatch(mesh):
-    """Pieces read kernel ** 2: by the chain rule the gradient is 2 kernel times theirs."""
+    """The pieces read kernel ** 2: by the chain rule the gradient is 2 kernel times theirs."""
     plan, calls = make_plan(mesh, micro_batch=1), []
 
     def forward(params):
@@ -319,7 +321,7 @@ def test_metrics_of_an_iteration_by_hand():
 
 
 def test_a_plan_is_not_changed_in_place(mesh):
-    """Its rows are read again where old log-probs are recomputed (reading.py)."""
+    """The plan's rows are read again when old log-probs are recomputed (reading.py)."""
     plan = make_plan(mesh)
     before = dataclasses.replace(plan, arrays={k: v.copy() for k, v in plan.arrays.items()})
     for pieces in plan.minibatches():

@@ -1,4 +1,4 @@
-"""passes.py, reading.py: forward passes over chosen rows, of a function whose result is known."""
+"""passes.py, reading.py: forward passes of a function with a known result over selected rows."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from ragen_jax.update.optimize import MinibatchLayout, plan_minibatches
 pytestmark = pytest.mark.fast
 
 V, T = 20, 24
-LENGTH_B = np.array([20, 4, 8, 23, 6, 2, 0])  # the last is a padding row; others pad to 8 or 24
+LENGTH_B = np.array([20, 4, 8, 23, 6, 2, 0])  # pads to 8 or 24; the last row is padding
 PADDED_B = np.array([24, 8, 8, 24, 8, 8, 0])
 
 
@@ -46,7 +46,7 @@ def batch():
 
 
 def scaled_and_length(model, params, tokens_BT, extra):
-    """Tokens times `params` times `extra`, and the padded length that the pass reads."""
+    """Return tokens times `params` times `extra`, and the padded length that the pass reads."""
     scaled_BT = params * extra * tokens_BT.astype(jnp.float32)
     return scaled_BT, jnp.full(tokens_BT.shape, float(tokens_BT.shape[1]))
 
@@ -89,7 +89,7 @@ def test_micro_batches_and_sizes_change_no_row(batch, mesh):
 
 
 def test_steps_share_a_program_per_length(batch, mesh):
-    """Whichever rows they read, and whatever `extra` is."""
+    """The program does not depend on the selected rows or on `extra`."""
     before = passes.read_micro_batches._cache_size()
     for rows, extra in ((range(6), 0.1), ([0, 1], 0.2), ([3, 4, 5], 0.3), ([2], 0.4)):
         read(batch, mesh, rows, micro_batch=4, size=12, extra=extra)
@@ -126,7 +126,7 @@ def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy):
     )
     expected_BT = token_logps(model, params, batch.tokens_BT, temperature=0.7)
     np.testing.assert_allclose(logp_BT[inside_BT], expected_BT[inside_BT], atol=1e-5)
-    some = np.array([3, 1, 5])  # to the last digit, whichever other rows are read
+    some = np.array([3, 1, 5])  # bit-identical for any selection of other rows
     again_BT, _ = passes.over_rows(
         passes.statistics, model, params, batch, some, np.float32(0.7), **settings
     )
@@ -141,7 +141,7 @@ def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy):
 
 @pytest.mark.medium
 def test_old_logps_of_later_minibatches_are_read_again(batch, mesh, policy):
-    """The first minibatch keeps the sampler's -1.5."""
+    """The first minibatch keeps the sampler's log-probs of -1.5."""
     model, params = policy
     arrays = {"tokens": batch.tokens_BT, "logp": batch.logp_BT, "mask": batch.mask_BT}
     plan = plan_minibatches(

@@ -46,7 +46,7 @@ def make_rows(policy, rows, seed=0):
 
 
 def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, **changes):
-    """One update; returns (params, metrics)."""
+    """Run one update; return (params, metrics)."""
     model, params = policy
     # The update donates its state.
     params = jax.tree.map(jnp.copy, params)
@@ -75,7 +75,7 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
 
 
 def pieces_of(batch, *, minibatches):
-    """What `run` cuts a batch into."""
+    """Return the pieces that `run` splits a batch into."""
     rows = np.random.default_rng(0).permutation(len(batch.weight_B))
     cuts = buckets.split_by_length(
         np.array_split(rows, minibatches), buckets.row_lengths(batch), T, micro_batch=2
@@ -90,7 +90,7 @@ def largest_difference(a, b):
 
 
 def reference_loss(policy, params, batch, advantage, loss):
-    """The whole minibatch's loss in one piece, from its definition (token-mean)."""
+    """Return the loss of the whole minibatch in one pass, from its definition (token-mean)."""
     model, ref = policy
     hidden, _ = model.apply({"params": params}, jnp.asarray(batch.tokens_BT))
     table = jax.nn.log_softmax(logits(params, hidden) / loss.temperature)[:, :-1]
@@ -115,7 +115,7 @@ def reference_loss(policy, params, batch, advantage, loss):
 def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh, kl_kind):
     loss = dataclasses.replace(LOSS, kl_kind=kl_kind)
     batch, advantage = make_rows(policy, 6)
-    moved = jax.tree.map(lambda x: 1.05 * x, policy[1])  # away from the reference
+    moved = jax.tree.map(lambda x: 1.05 * x, policy[1])  # differs from the reference
     objective = lambda params: reference_loss(policy, params, batch, advantage, loss)  # noqa: E731
     value, grads = jax.jit(jax.value_and_grad(objective))(moved)
     found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=policy[1], loss=loss)
@@ -136,9 +136,9 @@ def test_all_updates_share_the_programs_of_their_lengths(policy, mesh):
     batch, advantage = make_rows(policy, 8)
     lengths = {piece.length for piece in pieces_of(batch, minibatches=4)}
     model, params = policy
-    policy = model, jax.device_put(params, param_shardings(model, mesh))  # as hf.load lays them out
-    optimizer = optax.adam(1e-3)  # of this test alone
-    loss = dataclasses.replace(LOSS, clip_low=0.21)  # and this
+    policy = model, jax.device_put(params, param_shardings(model, mesh))  # the layout of hf.load
+    optimizer = optax.adam(1e-3)  # not shared with other tests
+    loss = dataclasses.replace(LOSS, clip_low=0.21)  # not shared with other tests
     programs = policy_gradient, optimize.apply_gradient
     before = [program._cache_size() for program in programs]
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_norms_and_biases_do_not_decay(policy, mesh):
     before = flatten_dict(params)
     kept = [path for path, x in flatten_dict(found).items() if np.array_equal(x, before[path])]
     assert {path[-1] for path in kept} == {"scale", "bias"}
-    assert len(kept) == 6  # three norms; biases of q, k and v
+    assert len(kept) == 6  # three norm scales; biases of q, k and v
     for path, x in flatten_dict(found).items():
         if path not in kept:
             np.testing.assert_allclose(x, 0.95 * before[path], rtol=1e-6)
@@ -273,7 +273,7 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
 
 
 def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
-    """A step of Adam is the rate in every coordinate whose gradient is not tiny."""
+    """Adam's step equals the learning rate in every coordinate whose gradient is not tiny."""
     batch, advantage = make_rows(policy, 8)
     optimizer = optimize.make_optimizer(**ADAM | dict(b1=0.0, b2=0.0, eps=0.0))
     rates = np.array([0.0, 3e-4], np.float32)
@@ -292,7 +292,8 @@ def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_vocabulary():
-    """Beyond one chunk, only arrays of the parameters' shapes grow: never [B, T, V]."""
+    """Beyond one chunk, only arrays with the parameters' shapes grow; there is no [B, T, V]
+    array."""
     rows, length, width = 4, 129, 8
 
     def temporary_bytes(vocab_size):
@@ -313,5 +314,5 @@ def test_memory_does_not_grow_with_the_vocabulary():
 
     small, large = 2 * likelihood.VOCAB_CHUNK, 16 * likelihood.VOCAB_CHUNK
     grown = temporary_bytes(large) - temporary_bytes(small)
-    assert grown < 3 * 4 * width * (large - small)  # of the embedding: a padded copy, gradients
-    assert grown < 0.1 * 4 * rows * length * (large - small)  # of the logits
+    assert grown < 3 * 4 * width * (large - small)  # embedding: a padded copy, gradients
+    assert grown < 0.1 * 4 * rows * length * (large - small)  # logits

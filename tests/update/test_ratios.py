@@ -1,4 +1,4 @@
-"""Ratios of policy and old policy are 1 before the first update, under any rounding."""
+"""The ratios of policy and old policy are 1 before the first update, under any rounding."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from ragen_jax.update.policy import ForwardContext, init_state, rounding_decides
 
 ROWS = 13
 CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28), "ppo": (0.2, 0.28)}
-NOISE = {"float32": 1e-6, "bfloat16": 2e-2}  # of a sampler's log-probs, nats
+NOISE = {"float32": 1e-6, "bfloat16": 2e-2}  # of a sampler's log-probs, in nats
 
 
 def loss_of(objective, **changes):
@@ -35,11 +35,12 @@ def make_policy(dtype):
     shape = dict(vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
     config = ModelConfig(dtype=dtype, **shape)
     params = init_params(config, jax.random.key(0))
-    return Qwen(config), jax.tree.map(lambda x: 2 * x, params)  # logits that rounding shows in
+    return Qwen(config), jax.tree.map(lambda x: 2 * x, params)  # large logits show rounding
 
 
 def sampled_rows(policy):
-    """(batch whose log-probs differ from the policy's by a sampler's rounding, advantages)."""
+    """Return (batch whose log-probs differ from the policy's by a sampler's rounding,
+    advantages)."""
     rng = np.random.default_rng(0)
     rows = dict(episode_B=np.arange(ROWS), group_B=np.zeros(ROWS), weight_B=np.ones(ROWS))
     batch = random_batch(policy, rng, **rows)
@@ -51,7 +52,7 @@ def sampled_rows(policy):
 
 
 def updated(policy, loss, *, rate, params=None, **changes):
-    """update/* metrics of an iteration's updates at a constant learning rate."""
+    """Return update/* metrics of an iteration's updates at a constant learning rate."""
     model, whole = policy
     batch, advantage_BT = sampled_rows(policy)
     optimizer, mesh = optax.sgd(1.0), make_mesh(data=-1, fsdp=1, tensor=1)
@@ -79,7 +80,7 @@ def updated(policy, loss, *, rate, params=None, **changes):
 @pytest.mark.parametrize("dtype", list(NOISE))
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
 def test_no_ratio_is_clipped_while_no_parameter_moves(objective, dtype, micro_batch):
-    """A step of size 0 changes no parameter, so that every minibatch's ratios are 1."""
+    """A step of size 0 changes no parameter, so every minibatch's ratios are 1."""
     policy, loss = make_policy(dtype), loss_of(objective)
     metrics = updated(policy, loss, rate=0.0, micro_batch=micro_batch)
     assert metrics["update/count"] == 3
@@ -157,5 +158,5 @@ def test_a_run_in_bfloat16_clips_nothing_at_first(name, agent, tmp_path, monkeyp
     assert train.train(config, tmp_path / "run") == 0
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     assert [row["update/clip_fraction_first"] for row in rows] == [0, 0]
-    # The gap to the sampler is still measured; few tokens may happen to round alike in a step.
+    # The gap to the sampler is still measured; in some steps, few tokens happen to round alike.
     assert any(row["rollout/logp_gap"] > 0 for row in rows)

@@ -1,18 +1,19 @@
-"""Makes the tiny Llama models beside this file, and their log-probs, with torch.
+"""Make the tiny Llama models in this folder, and their log-probs, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
     /tmp/torch/bin/python tests/model/reference/make_llama.py
 
 Made with torch 2.13.0 and transformers 5.23.0, in the form that make_qwen2.py describes. A rerun
-leaves the committed files byte for byte alike.
+reproduces the committed files byte for byte.
 """
 
 from make_qwen2 import make
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MODELS = {
-    # Llama 3.2's rotary scaling, at a size where it shows: of the frequencies of head_dim 16, the
-    # first is kept, the second mixed and the others are divided. heads * head_dim is not the width.
+    # Llama 3.2's rotary scaling, at a size where it has an effect: of the frequencies of head_dim
+    # 16, the first is kept, the second is mixed and the others are divided. heads * head_dim is not
+    # the width.
     "llama_scaled": dict(
         hidden_size=32,
         intermediate_size=48,

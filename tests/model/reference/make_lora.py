@@ -1,11 +1,11 @@
-"""Makes PEFT adapters of the tiny Qwen2 models beside this file, and their logits, with torch.
+"""Make PEFT adapters of the tiny Qwen2 models in this folder, and their logits, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors peft
     /tmp/torch/bin/python tests/model/reference/make_lora.py
 
-Made with torch 2.13.0, transformers 5.23.0 and peft 0.21.2, on the models of make_qwen2.py.
-test_lora.py compares our adapters to them, so that the test suite itself needs no torch. A rerun
-leaves the committed files byte for byte alike.
+Made with torch 2.13.0, transformers 5.23.0 and peft 0.21.2, from the models of make_qwen2.py.
+test_lora.py compares our adapters with them, so the test suite needs no torch. A rerun reproduces
+the committed files byte for byte.
 
 logits.npz: tokens_BT int32; logits_BTV float32, of the adapted model.
 """
@@ -31,7 +31,7 @@ def make(name, seed):
     config = LoraConfig(r=4, lora_alpha=8, target_modules=list(MODULES), task_type="CAUSAL_LM")
     model = get_peft_model(base, config).eval()
     with torch.no_grad():
-        # PEFT starts lora_B at 0, which would hide everything else.
+        # PEFT initializes lora_B with 0, which would hide all other errors.
         for key, p in model.named_parameters():
             if "lora_" in key:
                 p.normal_(0.0, 0.2)
@@ -39,11 +39,11 @@ def make(name, seed):
     directory = HERE / f"lora_{name}"
     shutil.rmtree(directory, ignore_errors=True)
     model.save_pretrained(directory)
-    (directory / "README.md").unlink()  # a model card to fill in
+    (directory / "README.md").unlink()  # a model card template
     file = directory / "adapter_config.json"
     written = json.loads(file.read_text())
-    written["base_model_name_or_path"] = name  # was a path of the machine
-    written["target_modules"] = sorted(written["target_modules"])  # was in the order of a set
+    written["base_model_name_or_path"] = name  # PEFT writes a local path here
+    written["target_modules"] = sorted(written["target_modules"])  # PEFT writes the order of a set
     file.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
 
     tokens_BT = torch.randint(1, base.config.vocab_size, (ROWS, TOKENS))

@@ -1,14 +1,14 @@
-"""Makes the tiny Qwen2 models beside this file, and their log-probs, with torch.
+"""Make the tiny Qwen2 models in this folder, and their log-probs, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
     /tmp/torch/bin/python tests/model/reference/make_qwen2.py
 
-Made with torch 2.13.0 and transformers 5.23.0. test_model.py compares our model to them, so
-that the test suite itself needs no torch. A rerun leaves the committed files byte for byte alike.
+Made with torch 2.13.0 and transformers 5.23.0. test_qwen.py compares our model with them, so the
+test suite needs no torch. A rerun reproduces the committed files byte for byte.
 
-logps.npz: tokens_BT int32, right-padded with 0; length_B; logp_BT float32, entry t is
-log p(token t | tokens < t), entry 0 is 0; position_T, positions with a jump; jump_logp_BT, the
-log-probs under these positions.
+logps.npz: tokens_BT int32, right-padded with 0; length_B; logp_BT float32, entry t is log p(token t
+| tokens < t), entry 0 is 0; position_T, positions with a jump; jump_logp_BT, the log-probs at these
+positions.
 """
 
 from pathlib import Path
@@ -57,8 +57,8 @@ def make(name, model_class, config_class, fields, seed):
     config = config_class(**common | fields)
     model = model_class(config).eval()
     with torch.no_grad():
-        # transformers starts biases at 0 and norms at 1, which would hide a dropped one; larger
-        # matrices make attention and log-probs differ from uniform ones.
+        # transformers initializes biases with 0 and norms with 1, so a test would not notice if
+        # they were dropped. Larger matrices make attention and log-probs non-uniform.
         for key, p in model.named_parameters():
             p.normal_(1.0 if "norm" in key else 0.0, 0.3 if p.ndim == 1 else 0.15)
     model.save_pretrained(HERE / name)

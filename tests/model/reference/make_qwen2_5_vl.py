@@ -1,15 +1,15 @@
-"""Makes the tiny Qwen2.5-VL beside this file, and what it says about pictures, with torch.
+"""Make the tiny Qwen2.5-VL in this folder, and its log-probs for rows with pictures, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors pillow
     /tmp/torch/bin/python tests/model/reference/make_qwen2_5_vl.py
 
-Made with torch 2.13.0 and transformers 5.23.0. test_seeing.py compares our model to it, so that
-the test suite itself needs no torch. A rerun leaves the committed files byte for byte alike.
+Made with torch 2.13.0 and transformers 5.23.0. test_seeing.py compares our model with it, so the
+test suite needs no torch. A rerun reproduces the committed files byte for byte.
 
-rows.npz: picture_0, _1, _2 uint8 [H, W, 3]; pixels_0, _1, _2 and grid_0, _1, _2, what the image
-processor makes of them; tokens_BT int32, right-padded with 0; length_B; pictures_BK, which pictures
-a row shows, -1: none; positions_3BT of get_rope_index; logp_BT float32, entry t is
-log p(token t | tokens < t), entry 0 is 0.
+rows.npz: picture_0, _1, _2 uint8 [H, W, 3]; pixels_0, _1, _2 and grid_0, _1, _2, the output of the
+image processor for them; tokens_BT int32, right-padded with 0; length_B; pictures_BK, the pictures
+that a row shows, -1: none; positions_3BT of get_rope_index; logp_BT float32, entry t is log p(token
+t | tokens < t), entry 0 is 0.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 HERE = Path(__file__).parent / "qwen2_5_vl"
 VOCAB, START, END, PAD = 64, 58, 59, 60
-SIZES = ((20, 30), (9, 9), (90, 50))  # one about as it is, one enlarged, one reduced
+SIZES = ((20, 30), (9, 9), (90, 50))  # nearly unchanged, enlarged, reduced
 TEXT = dict(
     vocab_size=VOCAB,
     hidden_size=32,
@@ -58,7 +58,7 @@ def make():
     )
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for key, p in model.named_parameters():  # biases and norms that a test would miss
+        for key, p in model.named_parameters():  # default biases and norms would hide errors
             norm = "norm" in key or "ln_q" in key
             p.normal_(1.0 if norm else 0.0, 0.3 if p.ndim == 1 else 0.15)
     processor = Qwen2VLImageProcessorPil(patch_size=4, min_pixels=16**2, max_pixels=40**2)

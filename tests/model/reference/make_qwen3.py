@@ -1,4 +1,4 @@
-"""Makes the tiny Qwen3 models beside this file, and their log-probs, with torch.
+"""Make the tiny Qwen3 models in this folder, and their log-probs, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
     /tmp/torch/bin/python tests/model/reference/make_qwen3.py
@@ -10,7 +10,7 @@ from make_qwen2 import make
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 MODELS = {
-    # A head is twice as wide as its share of the model.
+    # head_dim is twice width / heads.
     "qwen3_tied": dict(
         hidden_size=32,
         intermediate_size=48,
@@ -20,7 +20,7 @@ MODELS = {
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     ),
-    # So many layers that they run as a scan; all query heads share one key head.
+    # Enough layers to run as a scan; all query heads share one key head.
     "qwen3_deep": dict(
         hidden_size=16,
         intermediate_size=24,

@@ -1,9 +1,9 @@
-"""Plays episodes with pictures on so many devices, and reads them as training does.
+"""Play episodes with pictures on a given number of devices, and read them as training does.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/model/vision/image_table_script.py 8
 
-Run by test_image_table.py in a process of its own, because the number of devices is fixed when JAX
+Run by test_image_table.py in a separate process, because the number of devices is fixed when JAX
 starts. Prints one JSON object.
 """
 

@@ -1,4 +1,5 @@
-"""Images in episodes: their numbers and tables, and that all who read them agree."""
+"""Images in episodes: their ids and tables, and agreement between sampler, trainer and
+diagnostics."""
 
 import dataclasses
 import functools
@@ -38,7 +39,8 @@ BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=7)
 
 @functools.cache
 def seeing(context="full", observation="image"):
-    """What plays Sokoban from pictures: an agent of random weights, whose replies end early."""
+    """Return an agent with random weights that plays Sokoban from pictures; its replies end
+    early."""
     config = sokoban.get_config("tiny-vl")
     config.env.context = context
     config.env.options.observation = observation
@@ -65,7 +67,7 @@ def seeing(context="full", observation="image"):
 
 
 class Drawing:
-    """Sokoban whose replies always move somewhere: what is said is one of two actions."""
+    """Sokoban in which every reply moves: each action is replaced by a random one."""
 
     def __init__(self, environment):
         self.environment = environment
@@ -79,9 +81,9 @@ class Drawing:
 
 
 def play(s, images, params=None, **settings):
-    """Three members of each of SEEDS, whose every reply is taken as two random moves."""
+    """Play three members for each of SEEDS; every reply counts as two random moves."""
     environment = Drawing(s.environment)
-    # Any text is an action: replies are not read.
+    # Any text is a valid action: replies are not parsed.
     chat = dataclasses.replace(s.chat, actions=(), images=images)
     chat = _Moving(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
     return rollout(
@@ -102,7 +104,7 @@ def play(s, images, params=None, **settings):
 
 
 class _Moving(type(seeing().chat)):
-    """A chat that reads any reply as a reasoning and one action."""
+    """A chat that parses any reply as a reasoning and one action."""
 
     def read(self, sampled):
         found = super().read(sampled)
@@ -129,7 +131,7 @@ def empty_table():
     return ImageTable(seeing().tower, seeing().model.config.vocab_size)
 
 
-# ------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------ image ids
 
 
 def test_numbers_are_past_the_vocabulary_and_never_given_twice():
@@ -139,7 +141,7 @@ def test_numbers_are_past_the_vocabulary_and_never_given_twice():
     assert [image_table.span(picture(i)) for i in (0, 1)] == [(V, 6), (V + 6, 6)]
     image_table.register([picture(2, 8, 8), picture(1)])
     assert image_table.span(picture(2, 8, 8)) == (V + 12, 1)
-    # The same pixels in another shape are another image.
+    # The same pixels in another shape are a different image.
     turned = picture(0).reshape(24, 16, 3)
     image_table.register([turned])
     assert image_table.span(turned) == (V + 13, 6)
@@ -160,7 +162,7 @@ def test_an_image_is_remembered_for_two_pages():
     seen = image_table.table(row).embed_ID[:6]
     image_table.begin_epoch()
     image_table.register([picture(0), picture(1)])
-    assert image_table.span(picture(0)) != old  # the newer number
+    assert image_table.span(picture(0)) != old  # a new id
     np.testing.assert_array_equal(image_table.table(row).embed_ID[:6], seen)
     image_table.begin_epoch()
     with pytest.raises(ValueError, match="6 ids past the vocabulary .* are not registered images"):
@@ -187,13 +189,13 @@ def test_a_table_has_what_the_rows_show():
     image_table.register(many)
     whole = np.concatenate([image_table.span(x)[0] + np.arange(6) for x in many])
     assert len(image_table.table(whole).token_I) == 256
-    assert len(image_table.table(rows[0]).token_I) == 256  # it never shrinks
+    assert len(image_table.table(rows[0]).token_I) == 256  # the table never shrinks
     with pytest.raises(ValueError, match=f"1 ids past .*, from {V + 10**6} on"):
         image_table.table(np.array([V, V + 10**6]))
 
 
 def test_an_image_looks_the_same_whoever_is_beside_it():
-    """To the last digit: the episodes of slots see what those of the lock step see."""
+    """Embeddings are bit-identical: slots and lock-step rollouts see the same images."""
     alone, together = empty_table(), empty_table()
     pictures = [picture(i, 48, 48) for i in range(21)]
     together.register(pictures)
@@ -225,7 +227,7 @@ def test_shift_is_what_positions_lack():
 
 @pytest.mark.parametrize("context", ["full", pytest.param("single_turn", marks=pytest.mark.long)])
 def test_sampler_and_trainer_agree(context):
-    """Turns with a picture of their own each, read by prefill and extend, and by training."""
+    """Each turn has a new picture, which is read by prefill, by extend and in training."""
     s, (image_table, episodes) = seeing(context), played(context)
     assert len(episodes) == 12 and max(len(e.turns) for e in episodes) == 3
     lengths = {len(turn.sampled) for e in episodes for turn in e.turns}
@@ -239,13 +241,13 @@ def test_sampler_and_trainer_agree(context):
             at = shown[-1]
             np.testing.assert_array_equal(turn.prompt[at : at + 36], first + np.arange(36))
     pictures = {x.tobytes() for e in episodes for t in e.turns for x in t.images}
-    assert len(pictures) > len(SEEDS)  # moves are seen
+    assert len(pictures) > len(SEEDS)  # moves change the picture
     batch = make_batch(episodes)
     params = image_table.attach(s.params, batch.tokens_BT)
     logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
     assert np.isfinite(logp_BT).all()
     np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
-    # It would not, had the pictures changed places.
+    # Exchanged pictures would give different log-probs.
     table = params["images"]
     turned = params | {"images": table.replace(embed_ID=np.roll(table.embed_ID, 36, 0))}
     off_BT = np.asarray(token_logps(s.model, turned, batch.tokens_BT)) * batch.mask_BT
@@ -287,7 +289,7 @@ def test_images_need_a_model_that_sees():
 
 
 def test_an_environment_of_text_needs_no_image():
-    """The same model, of symbols: no table row is used, and positions are plain."""
+    """The same model with text observations: no table row is used, and positions are plain."""
     s = seeing("full", "grid")
     image_table = empty_table()
     with_table = play(s, image_table)
@@ -298,7 +300,8 @@ def test_an_environment_of_text_needs_no_image():
 
 
 class Mixed:
-    """Two pictures of two sizes and texts in one observation, the second of them in later turns."""
+    """An observation of texts and two pictures of two sizes; the second picture changes every
+    turn."""
 
     actions, instructions = (), "Look."
 
@@ -333,7 +336,7 @@ def test_several_pictures_of_several_sizes():
 
 
 def random_adapters(s, seed):
-    """Adapters of both, of which no number is 0."""
+    """Return adapters of language model and tower without zeros."""
     targets = ("q", "v", "o", "up", "down")
     adapters = lora.init_adapters(
         s.model.config, jax.random.key(0), rank=2, targets=targets, tower=True
@@ -358,7 +361,7 @@ def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
         return batch.mask_BT * np.asarray(token_logps(s.model, seen, batch.tokens_BT))
 
     np.testing.assert_allclose(logps(first), batch.logp_BT, rtol=0, atol=1e-4)
-    # What was seen with others, or without, is not taken for it, in whatever order they come.
+    # Embeddings are not shared with other adapters or without adapters, in any order of calls.
     blind = {name: x for name, x in first.items() if name != "tower"}
     for params in (other, blind, blind | {"tower": other["tower"]}):
         assert abs(logps(params) - batch.logp_BT).max() > 1e-2
@@ -366,7 +369,8 @@ def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
 
 
 def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
-    """Through embeddings, some images at a time, as in one function of both trees."""
+    """The gradient through embeddings, a few images at a time, equals that of one joint
+    function."""
     monkeypatch.setattr(tables, "AT_A_TIME", 5)
     s, image_table = seeing(), empty_table()
     adapters, scale = random_adapters(s, 3), np.float32(1.5)
@@ -374,7 +378,7 @@ def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
     tokens_BT = batch.tokens_BT
     weight_BT = np.random.default_rng(0).normal(size=tokens_BT.shape) * batch.mask_BT
     shown = image_table.images_of(tokens_BT)
-    assert len(shown) > 10 and len(shown) % 5  # several lots, the last of them padded
+    assert len(shown) > 10 and len(shown) % 5  # several batches, the last one padded
     patches = np.stack([preprocess(image.pixels, s.tower.images)[0] for image in shown])
     room = len(image_table.table(tokens_BT).token_I)
 
@@ -411,7 +415,8 @@ def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
 
 
 def test_cross_scoring_sees_pictures():
-    """The kernel of shared prompts is the naive twin, and other pictures give other scores."""
+    """The kernel with shared prompts agrees with the naive version; other pictures change the
+    scores."""
     s, (image_table, episodes) = seeing(), played()
     turns = [e.turns[-1] for e in episodes if e.turns[-1].reasoning[1]][:6]
     prompts = [turn.prompt for turn in turns]
@@ -421,7 +426,7 @@ def test_cross_scoring_sees_pictures():
     got_MN, _ = cross_score(s.model, params, prompts, said, micro_batch=64)
     np.testing.assert_allclose(got_MN, want_MN, rtol=0, atol=1e-4)
     assert np.ptp(got_MN, axis=1).max() > 0.01
-    # Prompts that begin alike are read once up to there, which may be within a picture.
+    # A common prefix of prompts is read once; it may end within a picture.
     shared = [np.concatenate([prompts[0], np.array([i], np.int32)]) for i in (3, 4, 5)]
     want_MN, _ = cross_score_pairs(s.model, params, shared, said, micro_batch=8)
     got_MN, _ = cross_score(s.model, params, shared, said, micro_batch=64)

@@ -25,19 +25,20 @@ def picture(height, width, seed=0):
 
 
 def test_patches_by_hand():
-    """Two by two tokens of two by two patches of two by two pixels: nothing is resized."""
+    """Two by two tokens of two by two patches of two by two pixels: there is no resizing."""
     config = ImageConfig(0, 64, patch_size=2, temporal_patch_size=3, **PLAIN)
     image_HW3 = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     pixels_PC, grid = preprocess(image_HW3, config)
     assert grid == (1, 4, 4) and pixels_PC.shape == (16, 3 * 3 * 4)
     assert pixels_PC.dtype == np.float32
-    # Upper left corners of the patches: a token's four, then the next token to the right.
+    # Upper left corners of the patches: the four patches of a token, then the next token to the
+    # right.
     corners = [(0, 0), (0, 2), (2, 0), (2, 2), (0, 4), (0, 6), (2, 4), (2, 6)]
     corners += [(y + 4, x) for y, x in corners]
     for patch_C, (y, x) in zip(pixels_PC, corners, strict=True):
         block = image_HW3[y : y + 2, x : x + 2] / 255
         for colour in range(3):
-            for frame in range(3):  # the same image, as often as a patch has frames
+            for frame in range(3):  # the same image in every frame of a patch
                 at = (colour * 3 + frame) * 4
                 np.testing.assert_allclose(
                     patch_C[at : at + 4], block[..., colour].ravel(), rtol=1e-6
@@ -61,12 +62,12 @@ def test_mean_and_deviation_by_hand():
         ((56, 56), PUBLISHED, (56, 56)),
         ((224, 112), PUBLISHED, (224, 112)),
         ((41, 43), ImageConfig(min_pixels=0), (28, 56)),  # 1.46 and 1.54 tokens
-        ((42, 70), ImageConfig(min_pixels=0), (56, 56)),  # 1.5 and 2.5: to the even number
-        ((28, 28), PUBLISHED, (56, 56)),  # times 2
+        ((42, 70), ImageConfig(min_pixels=0), (56, 56)),  # 1.5 and 2.5: rounded to the even number
+        ((28, 28), PUBLISHED, (56, 56)),  # scaled by 2
         ((10, 10), PUBLISHED, (56, 56)),
-        ((20, 80), PUBLISHED, (28, 112)),  # one token times 3 has too few pixels; times 1.4
-        ((400, 300), SMALL, (168, 112)),  # over 2.26: 177 and 132.8
-        ((500, 10), SMALL, (812, 28)),  # times 1.58: 792 and 15.8
+        ((20, 80), PUBLISHED, (28, 112)),  # one token times 3 has too few pixels; scaled by 1.4
+        ((400, 300), SMALL, (168, 112)),  # divided by 2.26: 177 and 132.8
+        ((500, 10), SMALL, (812, 28)),  # scaled by 1.58: 792 and 15.8
     ],
 )
 def test_sizes_by_hand(size, config, want):
@@ -89,7 +90,7 @@ def test_sizes_are_whole_tokens_within_the_limits(height, width):
         assert abs(h - height) <= 14 and abs(w - width) <= 14 or min(height, width) < 28
 
 
-# ---------------------------------------------------------------- beside transformers
+# ---------------------------------------------------------------- against transformers
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +122,8 @@ def test_pixels_match_transformers(theirs, size, config):
     "limits", [(3136, 12845056), (3136, 1003520), (12544, 23520), (12544, 12544), (1, 784)]
 )
 def test_sizes_match_transformers(theirs, limits):
-    """Among them exact multiples, where an order of operations of our own would round otherwise.
-    Where theirs exceeds the larger limit, ours refuses."""
+    """The sizes include exact multiples, where another order of operations would round differently.
+    Where transformers exceeds the larger limit, ours raises an error."""
     config = ImageConfig(*limits)
     sizes = np.random.default_rng(0).integers(1, 2000, (4000, 2)).tolist()
     sizes += [(28 * i, 28 * j) for i in range(1, 50) for j in range(1, 50)]
@@ -225,7 +226,8 @@ def test_settings_of_a_model_that_reads_text_alone(tmp_path, fields):
 
 
 def test_settings_among_those_of_a_whole_processor(tmp_path):
-    """As processors of transformers 5 are saved; a file of their own comes first."""
+    """transformers 5 saves a processor in one file; a separate image processor file takes
+    precedence."""
     whole = {"image_processor": images.to_fields(SMALL), "processor_class": "Qwen2_5_VLProcessor"}
     (tmp_path / images.WHOLE).write_text(json.dumps(whole))
     assert read_config(tmp_path) == SMALL
@@ -271,7 +273,7 @@ def test_a_file_is_named_where_it_lies():
         (np.zeros((3, 9, 9), np.uint8), r"shape \(3, 9, 9\)"),
         (np.zeros((0, 9, 3), np.uint8), "0 x 9 pixels .*: expected at least one"),
         (np.zeros((2, 401, 3), np.uint8), "2 x 401 .* is 200.5 times the other, expected at most"),
-        # Over 6.52 its sides are 1533.6 and 15.3, of which one token stays.
+        # Divided by 6.52, the sides are 1533.6 and 15.3; the short side keeps one token.
         (
             np.zeros((10_000, 100, 3), np.uint8),
             "1512 x 28 = 42336 pixels .* max_pixels 23520; raise",

@@ -1,4 +1,4 @@
-"""model/vision/positions.py: ids by hand, and beside torch where it is there."""
+"""model/vision/positions.py: positions by hand, and against torch if installed."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from ragen_jax.model.vision.positions import (
 pytestmark = pytest.mark.fast
 
 START, END, PAD = 50, 51, 52
-V = 64  # of the vocabulary
+V = 64  # size of the vocabulary
 ROOM = 64
 
 
@@ -26,8 +26,8 @@ def show(grid):
 
 
 def numbered(tokens, grids):
-    """(int32 row with numbers past the vocabulary, `Images`): of an image that is shown twice the
-    same ones, as an image table gives them."""
+    """Return (int32 row with image ids past the vocabulary, `Images`). As in an image table, an
+    image that is shown twice has the same ids."""
     row, sides, first = np.array(tokens, np.int32), {}, V
     for _, h, w in grids:
         if (h, w) not in sides:
@@ -40,7 +40,7 @@ def numbered(tokens, grids):
 
 
 def positions_of(row, images, start=0):
-    """[3, T]."""
+    """Return positions [3, T]."""
     return np.asarray(token_positions({"images": images}, row[None], np.array([start])))[:, 0]
 
 
@@ -70,7 +70,7 @@ def test_without_a_table_there_is_one_position():
 
 @pytest.mark.medium
 def test_an_image_by_hand():
-    """Two rows of three tokens behind two others: they are 2 x 3 places, text goes on at 2 + 3."""
+    """An image of 2 x 3 tokens follows two other tokens; the text continues at 2 + 3."""
     row, images = numbered([9, *show((1, 4, 6)), 8, 7], [(1, 4, 6)])
     np.testing.assert_array_equal(
         positions_of(row, images),
@@ -85,7 +85,7 @@ def test_an_image_by_hand():
 
 @pytest.mark.medium
 def test_two_images_by_hand():
-    """One upright, of three rows, and a square one; one behind the other."""
+    """An upright image of three rows and a square image, one after the other."""
     grids = [(1, 6, 2), (1, 4, 4)]
     row, images = numbered([*show(grids[0]), *show(grids[1])], grids)
     np.testing.assert_array_equal(
@@ -111,7 +111,7 @@ def test_an_image_shown_again_stands_at_another_place():
 @pytest.mark.medium
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
 def test_a_row_in_pieces_is_the_row(size):
-    """Each begun behind those before, wherever it is cut: within an image, too."""
+    """Each piece starts after the previous piece, wherever the row is cut, even within an image."""
     grids = [(1, 4, 8), (1, 2, 2), (1, 8, 4)]
     row, images = numbered(
         [1, 2, *show(grids[0]), 3, 4, *show(grids[1]), 7, *show(grids[2]), 5], grids
@@ -127,7 +127,7 @@ def test_a_row_in_pieces_is_the_row(size):
 
 @pytest.mark.medium
 def test_what_a_policy_says_is_text():
-    """The words of an image, said by a policy, are below the vocabulary's size."""
+    """Image tokens sampled by a policy are below the vocabulary's size and count as text."""
     said = [*show((1, 4, 4)), START, PAD, PAD, END]
     row, images = numbered(said[:6], [(1, 4, 4)])
     row = np.concatenate([row, np.array(said[6:], np.int32)])
@@ -135,12 +135,13 @@ def test_what_a_policy_says_is_text():
     np.testing.assert_array_equal(positions_of(row, images), positions_of(plain, images))
 
 
-# ---------------------------------------------------------------- beside torch
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium
 def test_positions_match_torch():
-    """Text alone, one image, two, one in a second turn; padded on the right."""
+    """Rows with text only, one image, two images, and an image in a second turn; padded on the
+    right."""
     torch = pytest.importorskip("torch")
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
@@ -189,7 +190,7 @@ def test_positions_match_torch():
         attention_mask=torch.tensor(mask_BT),
     )
     np.testing.assert_array_equal(got_3BT, want_3BT.numpy())
-    # What comes next, too.
+    # The next position agrees as well.
     np.testing.assert_array_equal(next_B, mask_BT.sum(1) + delta_B1[:, 0].numpy())
 
 
@@ -198,7 +199,8 @@ def test_positions_match_torch():
 
 @pytest.mark.medium
 def test_each_section_turns_with_its_own_position():
-    """Frequencies 100^(-i/4): the first with time, two with the row, the last with the column."""
+    """Frequencies 100^(-i/4): the first uses time, the next two use the row, the last uses the
+    column."""
     positions = jnp.array([2, 3, 5])[:, None, None]
     cos, sin = qwen.rotary_angles(positions, 8, 100.0, section=(1, 2, 1))
     want = np.array([2, 3, 3, 5]) * np.array([1, 100**-0.25, 100**-0.5, 100**-0.75])
@@ -239,7 +241,7 @@ def test_splice_by_hand():
 
 @pytest.mark.medium
 def test_numbers_that_stand_for_nothing_are_seen():
-    """Below, between and behind those of the table: not the nearest one, but NaN."""
+    """Ids below, between and above those of the table give NaN, not the nearest embedding."""
     images = table([(V + 4, 1, 1), (V + 9, 1, 2)], np.ones((3, 2), np.float32), 4)
     tokens_BT = np.array([[V + 3, V + 4, V + 5, V + 8, V + 11, 5]], np.int32)
     got = splice(jnp.ones((1, 6, 2)), tokens_BT, images, V)

@@ -1,6 +1,6 @@
 """model/vision/tower.py: windows by properties, attention against a mask, the tower against torch.
 
-The whole of it is also compared to torch's numbers in test_seeing.py, which needs no torch.
+test_seeing.py also compares the whole tower with stored numbers of torch, without torch installed.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ each_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g[1]}x{g[2]}
 
 
 def random_params(config, seed=0):
-    """Biases and scales are random, too."""
+    """Return params with random values, including biases and scales."""
     params = vision.init_params(config, jax.random.key(0))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), params)
@@ -62,7 +62,7 @@ def test_patch_order_by_hand():
 
 
 def test_windows_by_hand():
-    """3 x 2 tokens in windows of 2 x 2: one of four tokens, and one of the two that are left."""
+    """3 x 2 tokens in windows of 2 x 2: a window of four tokens, and one of the remaining two."""
     patch_WS, real_WS, place_P = windows((1, 6, 4), 2, 2)
     np.testing.assert_array_equal(patch_WS[0], np.arange(16))
     np.testing.assert_array_equal(patch_WS[1][real_WS[1]], np.arange(16, 24))
@@ -81,7 +81,7 @@ def test_windows_divide_the_patches(grid, side):
     square = patch_positions(grid, 2) // (2 * side)
     of_window = [square[patches[real]] for patches, real in zip(patch_WS, real_WS, strict=True)]
     assert all((x == x[0]).all() for x in of_window)  # within one square of the image
-    assert len({tuple(x[0]) for x in of_window}) == len(of_window)  # no two in the same
+    assert len({tuple(x[0]) for x in of_window}) == len(of_window)  # no square has two windows
 
 
 # ---------------------------------------------------------------- attention
@@ -126,11 +126,11 @@ def test_images_do_not_see_each_other():
 
 @pytest.mark.medium
 def test_who_reads_whom():
-    """Without a layer that reads the whole image, a patch changes its own window's tokens alone;
-    with one, all."""
+    """Without a layer that reads the whole image, a patch changes only the tokens of its window;
+    with such a layer it changes all tokens."""
     grid = (1, 6, 10)  # tokens 3 x 5: windows of columns 0-1, 2-3 and 4, rows 0-1 and 2
     base, changed = pixels(CONFIG, grid, 1), pixels(CONFIG, grid, 1)
-    changed[0, 2 * 4] += 1  # of the token at row 0, column 2
+    changed[0, 2 * 4] += 1  # a patch of the token at row 0, column 2
     for layers, seen in ((), {2, 3, 7, 8}), ((1,), set(range(15))):
         config = dataclasses.replace(CONFIG, fullatt_block_indexes=layers)
         params, tower = random_params(config), VisionTower(config)
@@ -152,7 +152,8 @@ def test_a_window_as_large_as_the_image_is_the_whole_image():
 
 @pytest.mark.medium
 def test_places_matter():
-    """The same patches elsewhere are another picture: rows and columns each turn a half."""
+    """The same patches at other places are a different picture: half of the rotary angles depend
+    on the row, the other half on the column."""
     params, tower = random_params(CONFIG), VisionTower(CONFIG)
     x = pixels(CONFIG, (1, 4, 4), 1)
     wide, tall = (run(tower, params, x, grid) for grid in ((1, 2, 8), (1, 8, 2)))
@@ -174,7 +175,7 @@ def test_dtype():
 @pytest.mark.medium
 @each_grid
 def test_one_program_a_grid(grid):
-    """No shape depends on what is seen."""
+    """No shape depends on the image's content."""
     tower = VisionTower(CONFIG)
     traced = jax.jit(lambda p, x: tower.apply({"params": p}, x, grid)).lower(
         jax.eval_shape(functools.partial(vision.init_params, CONFIG), jax.random.key(0)),
@@ -184,7 +185,7 @@ def test_one_program_a_grid(grid):
 
 
 def test_every_parameter_says_how_it_is_split():
-    """By the table of sharding.py; the larger matrices over both axes of parameters."""
+    """Splits follow the table of sharding.py; larger matrices use both parameter axes."""
     from jax.sharding import AbstractMesh
 
     from ragen_jax.core.sharding import MESH_AXES, spec
@@ -218,7 +219,7 @@ def test_a_tower_stands_beside_images_of_its_own_patches(name):
         vision.Tower(*tower, images.ImageConfig(**fields | {name: 3}))
 
 
-# ---------------------------------------------------------------- beside torch
+# ---------------------------------------------------------------- against torch, if installed
 
 
 @pytest.mark.medium
@@ -234,7 +235,7 @@ def test_a_tower_stands_beside_images_of_its_own_patches(name):
     ids=["plain", "windows of 3", "no whole", "merge 1", "merge 3"],
 )
 def test_tower_matches_torch(tmp_path, fields):
-    """Several grids at once, some of which windows do not divide, two images of each."""
+    """Several grids at once, some not divisible into windows, with two images each."""
     torch = pytest.importorskip("torch")
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as theirs
 

@@ -1,4 +1,4 @@
-"""model/vision/tensors.py: names, layouts, and both directions."""
+"""model/vision/tensors.py: names, layouts, and conversion in both directions."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from ragen_jax.model.vision.config import VisionConfig
 pytestmark = pytest.mark.fast
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "qwen2_5_vl"
-CONFIG = VisionConfig(  # of the reference
+CONFIG = VisionConfig(  # the reference model's
     depth=3,
     hidden_size=16,
     intermediate_size=20,
@@ -36,7 +36,7 @@ CONFIG = VisionConfig(  # of the reference
 
 @pytest.fixture
 def tensors():
-    """The tower's of a file that torch wrote, in a dict that may be changed."""
+    """Return the tower's tensors from a file written by torch, in a dict that may be changed."""
     found = load_file(REFERENCE / "model.safetensors")
     return {name: x for name, x in found.items() if name.startswith("visual.")}
 
@@ -71,7 +71,7 @@ def test_layouts_by_hand(tensors, params):
     qkv = tensors["visual.blocks.2.attn.qkv.weight"]  # [3 * heads * 8, inputs]
     assert layers["k"]["kernel"][2, 5, 1, 3] == qkv[16 + 8 + 3, 5]
     assert layers["v"]["bias"][2, 1, 3] == tensors["visual.blocks.2.attn.qkv.bias"][32 + 8 + 3]
-    # The other way round the heads are the inputs.
+    # In this matrix the heads are the inputs.
     proj = tensors["visual.blocks.0.attn.proj.weight"]
     assert layers["o"]["kernel"][0, 1, 3, 5] == proj[5, 8 + 3]
     patch = params["patch"]["kernel"]
@@ -81,7 +81,7 @@ def test_layouts_by_hand(tensors, params):
 
 @pytest.mark.medium
 def test_the_published_names():
-    """All tensors of a tower of the published size."""
+    """Check all tensors of a tower of the published size."""
     config = VisionConfig(32, 1280, 3420, 16, 2048, (7, 15, 23, 31))
     leaves = vision_tensors.plan(config)
     shapes = {name: leaf.tensor_shape for leaf in leaves for name in leaf.names}
