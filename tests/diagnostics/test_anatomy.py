@@ -144,7 +144,7 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
 
     found = reasoning_metrics(episodes, grounded, text)
     assert found == {"reasoning/stated": 7 / 5, "reasoning/grounded_rate": 4 / 7}
-    # Group 0: 2 of 3, then 2 of 4. Group 2: no facts. Group 3: 1 of 1.
+    # Four groups: 2 of 3, 2 of 4, no facts, 1 of 1.
     said = {"a": "right right wrong", "b": "right wrong right wrong", "c": "", "d": "right"}
     thoughts[:] = said.values()
     turns = [

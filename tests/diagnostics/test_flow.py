@@ -106,7 +106,7 @@ def test_intervals_delete_groups_with_their_actions_columns_and_reasonings(group
         np.testing.assert_allclose(found[name], mean, rtol=1e-9)
         deleted = [np.mean([v for _, v in contrasts(group_N != g)[name]]) for g in distinct]
         half = t * np.sqrt((G - 1) / G * np.sum((np.array(deleted) - np.mean(deleted)) ** 2))
-        if name == "za_swap":  # plus the spread between the groups
+        if name == "za_swap":  # averaged with the variance of the groups' own actions
             sums = [sum(v - mean for h, v in values if h == g) for g in distinct]
             own = t * np.sqrt(G / (G - 1) * np.sum(np.square(sums))) / len(values)
             half = np.sqrt((half**2 + own**2) / 2)

@@ -326,7 +326,7 @@ def test_against_all_permutations():
 
 
 def test_p_values_by_hand():
-    # Of the 8! permutations of the labels, only the identity has a score as good.
+    # Of the 8! permutations of the labels, only the identity retrieves as well.
     score_MN = np.where(np.eye(8), 0.0, -50.0)
     assert retrieval_p(score_MN, np.arange(8), rng=fresh(0)) == 1 / 1000
     assert retrieval_p(score_MN, np.arange(8), rng=fresh(0), permutations=99) == 1 / 100

@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials run from top to bottom and print what their text says."""
+"""The notebooks of docs/tutorials run to the end, with the results that their text states."""
 
 import re
 

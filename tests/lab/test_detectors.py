@@ -140,7 +140,7 @@ def noise_figure(rng, kind, runs):
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["white", "drift"])
 def test_a_detector_of_noise_is_marked_as_such(kind):
-    """A page of sixty noise figures: at most one of them counts as a detector."""
+    """Sixty noise figures, as on two pages: at most one of them counts as a detector."""
     rng, runs = np.random.default_rng(2), many()
     control = detectors.controls(runs)
     seen = [judge(noise_figure(rng, kind, runs), MI) for _ in range(60)]
@@ -213,7 +213,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     runs = world()
     mi, entropy = judge(runs, MI), judge(runs, ENTROPY)
     assert mi.auc == 1 and 0.75 < mi.low < 0.9 and mi.runs == 3 and mi.delay == 0
-    # Means of two evaluations: 0.4 until step 40, 0.25 at 60; 0.3 is passed at two thirds between.
+    # Means of two evaluations: 0.4 until step 40, 0.25 at 60; 0.3 is passed after two thirds.
     assert mi.lead == pytest.approx(40 + 20 * 2 / 3 - 16)
     assert mi.false < 0.2
     assert 0.3 < entropy.auc < 0.7 and entropy.low < 0.5 < entropy.high

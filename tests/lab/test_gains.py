@@ -120,7 +120,7 @@ def test_what_has_become_of_the_same_runs():
     assert found.mean == pytest.approx(-9.9)
     other = judge(dataclasses.replace(claim, treatment="none"), runs, EXPERIMENT)
     assert other.verdict == "undecided"
-    # Success starts from the first evaluation: 0.3, and 0.5 to 0.6 at the end.
+    # The start of success is the first evaluation, 0.3; the end is 0.5 to 0.6.
     claim = Claim("", "top-p", since_start=True)
     assert judge(claim, runs, EXPERIMENT).mean == pytest.approx(0.25, abs=0.02)
 

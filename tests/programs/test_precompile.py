@@ -120,8 +120,8 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     policy = sampling_policy(learner, state)
     programs = start_programs(config, learner, state, policy, tasks)
-    # Programs for 72 rows and, if some rows are left with their own prompts, for 64 rows; with two
-    # kinds of sampling, and the first turn of groups.
+    # Programs for 72 rows and, for the remaining rows with their own prompts, 64 rows; with two
+    # samplings, and for the first turns of groups.
     assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
     with compiling.monitor_compilation() as monitor:
@@ -195,7 +195,7 @@ def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
     assert not again, again
     rollouts = {"read", "fold", "decode_chunk", "keep_rows", "_episode_keys", "prefill", "decode"}
     assert not (rollouts | {"apply_gradient"}) & set(called), sorted(called)
-    # Shorter rows than the maximum have their own programs; none of those has longer rows.
+    # Programs for shorter rows compile when they are called; none of them has longer rows.
     assert "policy_gradient" in ahead
     for name in ("policy_gradient", "critic_gradient", "read_micro_batches"):
         late = called.get(name, set())

@@ -278,7 +278,7 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 12])
 def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
-    """The page invents no missing values, and a dump of one step has a page too."""
+    """The page invents no missing values, and a dump of one step has a page as well."""
     rng = np.random.default_rng(0)
     figures = {name: (level, deviation) for name, (level, deviation, _) in LEVELS.items()}
     first = "collapse/first_turn"

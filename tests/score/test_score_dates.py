@@ -102,7 +102,7 @@ def test_the_date_that_a_dump_records(dated_model, tmp_path, on_day, prompts, mo
         assert starts == {of(24): 8} and found["date"] == "2026-11-24"
         assert "prompts are rendered with 2026-11-24, from the config.json of their run" in printed
         assert "--date" not in printed
-    # The folder of one of several environments finds the same config.json.
+    # The folder of an environment of several uses the run's config.json as well.
     assert score(path.parent / "sokoban" / "1.jsonl", [None] * 8)[2] == {of(24): 8}
     # A relative path that does not name the run finds it as well.
     monkeypatch.chdir(path.parent)
