@@ -1,10 +1,10 @@
-"""Simulated batches of the trajectory scope: several turns of each room, one episode each.
+"""Simulated batches of the trajectory scope: several turns of each room, one per episode.
 
-Everything is drawn anew in a batch: rooms, turns, reasonings and actions; scores are the true
-log-likelihoods of the simulated policy. Where rooms `differ`, turns of one resemble each other and
-its episodes begin at one prompt, and each room has effects of its own: how strongly reasonings
-depend on the state, how easily its turns are mistaken for each other. Else turns are all drawn
-alike, whatever their room.
+Each batch draws new rooms, turns, reasonings and actions; scores are the true log-likelihoods of
+the simulated policy. If rooms `differ`, the turns of a room resemble each other, its episodes begin
+with the same prompt, and each room has its own effects: how strongly reasonings depend on the
+state, how easily its turns are confused with each other. Otherwise all turns are drawn from one
+distribution, whatever their room.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import numpy as np
 from ragen_jax.diagnostics.flow import PANEL, Panel, draw_panels
 
 DEPTHS = 5
-EFFECT = 0.6  # std of a room's effects, in logarithms
+EFFECT = 0.6  # standard deviation of a room's effects, in logarithms
 SYMBOLS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """M turns, each reasoning with a prompt of its own: N = M."""
+    """M turns; each reasoning has its own prompt, so N = M."""
 
     score_MN: np.ndarray
     length_M: np.ndarray
-    id_N: np.ndarray  # equal where the prompt is
+    id_N: np.ndarray  # equal for equal prompts
     room_N: np.ndarray
     depth_N: np.ndarray
 
@@ -34,7 +34,7 @@ class Turns:
 
 
 def lay_out(rng, rooms, turns, *, differ):
-    """(room, depth and id of the prompt of each turn). Rooms that differ have one first prompt."""
+    """(room, depth, prompt id) of each turn. If rooms differ, a room has one first prompt."""
     room_N = np.repeat(np.arange(rooms), turns)
     depth_N = rng.integers(0, DEPTHS, len(room_N))
     id_N = rooms + np.arange(len(room_N))
@@ -42,12 +42,12 @@ def lay_out(rng, rooms, turns, *, differ):
 
 
 def effect(rng, rooms, *, differ):
-    """A positive factor a room, 1 where rooms do not differ."""
+    """A positive factor for each room; 1 if rooms do not differ."""
     return np.exp(EFFECT * differ * rng.normal(size=rooms))
 
 
 def states(rng, room_N, depth_N, *, differ):
-    """A point in 3-space for each turn, float64 [N, 3]: first turns are their room's centre."""
+    """A point in 3-space for each turn, float64 [N, 3]; a first turn is its room's centre."""
     rooms = room_N[-1] + 1
     if not differ:
         return rng.normal(size=(len(room_N), 3))
@@ -57,7 +57,7 @@ def states(rng, room_N, depth_N, *, differ):
 
 
 def channel(rng, rooms, turns, strength, *, differ):
-    """A reasoning is its state with noise, of the room's own size."""
+    """Reasonings that are their state plus noise, whose size depends on the room."""
     room_N, depth_N, id_N = lay_out(rng, rooms, turns, differ=differ)
     state_N3 = states(rng, room_N, depth_N, differ=differ)
     noise_N = effect(rng, rooms, differ=differ)[room_N] / strength
@@ -68,7 +68,7 @@ def channel(rng, rooms, turns, strength, *, differ):
 
 
 def symbols(rng, rooms, turns, strength, *, differ):
-    """A reasoning is 5 to 15 symbols drawn from a distribution that is the turn's own."""
+    """Reasonings of 5 to 15 symbols, drawn from the turn's own distribution."""
     room_N, depth_N, id_N = lay_out(rng, rooms, turns, differ=differ)
     spread_G = effect(rng, rooms, differ=differ) / strength
     if differ:
@@ -86,10 +86,11 @@ def symbols(rng, rooms, turns, strength, *, differ):
 
 
 def actors(rng, rooms, turns, strength_z, strength_x, *, differ, reasonings=6, actions=4):
-    """Arguments of `flow_metrics`: (score_AN, action_AN, own_A, id_N), and its keywords.
+    """The positional arguments of `flow_metrics` (score_AN, action_AN, own_A, id_N) and its
+    keywords.
 
-    The policy is one and the same in all batches: what it thinks of a state, what it does at a
-    reasoning and at a state. How strongly it does so is the room's own.
+    The same policy acts in all batches: its reasonings depend on the state, and its actions on the
+    reasoning and the state. The strength of each effect depends on the room.
     """
     policy = np.random.default_rng(5)
     think, read = policy.normal(size=(3, reasonings)), policy.normal(size=(3, actions))
@@ -118,16 +119,16 @@ def _softmax(x):
 
 
 def _draw(rng, p):
-    """One index of each row of probabilities."""
+    """Samples an index from each row of probabilities."""
     return np.sum(rng.random((len(p), 1)) > np.cumsum(p, axis=1)[:, :-1], axis=1)
 
 
 def styles(rng, rooms, turns, *, style, scene, signal=0.0, missing=0.0, sizes=6):
-    """(score_MN, room_N, depth_N) of reasonings that have a style and prompts that have a scene.
+    """(score_MN, room_N, depth_N) of reasonings with a style and prompts with a scene.
 
     Args:
-      style, scene: shares of the variance that are their room's, drawn apart.
-      signal: how far a reasoning follows its prompt. missing: share of turns left out.
+      style, scene: fractions of the variance that come from the room.
+      signal: how strongly a reasoning follows its prompt. missing: fraction of turns left out.
     """
     room_N = np.repeat(np.arange(rooms), turns)[rng.random(rooms * turns) >= missing]
     N = len(room_N)

@@ -1,4 +1,4 @@
-"""diagnostics/anatomy.py: classes of groups, strategies, moves undone and facts, by hand."""
+"""diagnostics/anatomy.py, by hand: classes of groups, strategies, undone moves and facts."""
 
 import dataclasses
 import math
@@ -37,13 +37,13 @@ def play(make_turn, make_episode):
 
 @pytest.mark.medium
 def test_each_class_by_hand(play):
-    # Two members a group: their returns, whether they succeeded, what they did.
+    # Two members per group: their returns, whether they succeeded, their turns of actions.
     groups = [
-        ((1.0, 2.0), (True, True), ([UP], [DOWN])),  # mixed, though all succeeded
+        ((1.0, 2.0), (True, True), ([UP], [DOWN])),  # mixed, though both succeeded
         ((9.0, 9.0), (True, True), ([UP], [DOWN])),  # solved, in two ways
-        ((-1.0, -1.0), (False, False), ([UP], [UP])),  # failed, twice the same
+        ((-1.0, -1.0), (False, False), ([UP], [UP])),  # failed, twice in the same way
         ((-1.0, -1.0), (False, False), ([UP], [DOWN])),  # failed, in two ways
-        ((0.0, 0.0), (True, False), ([UP], [DOWN])),  # tied: the reward hides the success
+        ((0.0, 0.0), (True, False), ([UP], [DOWN])),  # tied: the reward does not show the success
     ]
     episodes = [
         play(g, k, [did[k]], success[k])
@@ -65,7 +65,7 @@ def test_each_class_by_hand(play):
 
 @pytest.mark.medium
 def test_rounding_is_no_variance(play):
-    # Sums of -0.1 in another order differ by less than the filter's zero.
+    # Sums of -0.1 in different orders differ by less than the filter's tolerance of zero.
     episodes = [play(0, k, [[UP]], True) for k in range(3)]
     assert anatomy_metrics(episodes, np.array([[0.3, 0.1 + 0.2, 0.300001]]))["anatomy/solved"] == 1
     assert anatomy_metrics(episodes, np.array([[0.3, 0.3, 0.301]]))["anatomy/mixed"] == 1
@@ -94,9 +94,9 @@ def test_episodes_and_returns_must_agree(play):
 
 def test_strategies_by_hand(play):
     members = [
-        # Group 0: "Up Down" three times, however it was given, and once something else.
+        # Group 0: "Up Down" three times, in different divisions into turns, and "Left" once.
         [[[UP], [DOWN]], [[UP, DOWN]], [[], [UP, DOWN]], [[LEFT]]],
-        # Group 1: four times the same.
+        # Group 1: the same strategy four times.
         [[[LEFT]]] * 4,
     ]
     episodes = [play(g, k, turns) for g, rows in enumerate(members) for k, turns in enumerate(rows)]
@@ -106,17 +106,17 @@ def test_strategies_by_hand(play):
         "action/strategies": 1.5,
         "action/strategy_entropy": pytest.approx(entropy / 2),
     }
-    # Four different ones: log K.
+    # Four different strategies: log K.
     apart = [play(0, k, [[move]]) for k, move in enumerate((UP, DOWN, LEFT, RIGHT))]
     assert action_metrics(apart, 1)["action/strategy_entropy"] == pytest.approx(math.log(4))
 
 
 def test_oscillation_by_hand(play):
     episodes = [
-        play(0, 0, [[UP, DOWN], [UP, LEFT]]),  # over a turn's end as well: 2 of 3
+        play(0, 0, [[UP, DOWN], [UP, LEFT]]),  # across turns as well: 2 of 3
         play(0, 1, [[UP], [UP]]),  # 0 of 1
         play(1, 0, [[RIGHT, LEFT]]),  # 1 of 1
-        play(1, 1, [[], [UP]]),  # nothing to be undone
+        play(1, 1, [[], [UP]]),  # nothing to undo
     ]
     found = action_metrics(episodes, 2, opposites=Sokoban.opposites)
     assert found["action/oscillation_rate"] == pytest.approx(3 / 5)
@@ -144,7 +144,7 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
 
     found = reasoning_metrics(episodes, grounded, text)
     assert found == {"reasoning/stated": 7 / 5, "reasoning/grounded_rate": 4 / 7}
-    # Three groups: 2 of 3, 2 of 4 and none of nothing; then 1 of 1.
+    # Four groups: 2 of 3, 2 of 4, no facts, 1 of 1.
     said = {"a": "right right wrong", "b": "right wrong right wrong", "c": "", "d": "right"}
     thoughts[:] = said.values()
     turns = [
@@ -155,9 +155,9 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
         [make_episode(g, 0, [t]) for g, t in enumerate(turns)], grounded, text
     )
     assert found["reasoning/grounded_rate"] == 5 / 8
-    # Groups differ no more than facts by chance: Clopper-Pearson, 5 of 8, 0.2449 to 0.9148.
+    # Groups differ no more than by chance: Clopper-Pearson for 5 of 8 is 0.2449 to 0.9148.
     assert found["reasoning/grounded_rate_ci95"] == pytest.approx(5 / 8 - 0.2449, abs=1e-4)
-    # What an image shows stands in its place.
+    # A transcription of each image replaces its placeholder.
     pictures = [np.full((1, 1, 3), n, np.uint8) for n in (7, 8)]
     turn = make_turn([1], [0, 9], message=f"{IMAGE} and {IMAGE}", reasoning=(0, 1))
     turns = [dataclasses.replace(turn, images=tuple(pictures))]
@@ -171,16 +171,16 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
     words = lambda image: f"picture {image[0, 0, 0]}"  # noqa: E731
     reasoning_metrics([make_episode(0, 0, turns)], grounded_in_words, text, transcribe=words)
     assert seen == [f"{IMAGE} and {IMAGE}", "picture 7 and picture 8"]
-    # Nothing said, nothing to judge.
+    # Replies without reasoning state no facts.
     turns = [make_turn([1], [2, 9], message="shown")] * 3
     silent = reasoning_metrics([make_episode(0, 0, turns[1:3])], grounded, text)
     assert silent == {"reasoning/stated": 0}
 
 
-# ---- what environments offer --------------------------------------------------------------------
+# ---- environments -------------------------------------------------------------------------------
 
 
-# The thoughts of deepcoder's solver are steps of a program, no facts.
+# deepcoder is left out: its solver's reasoning is the steps of a program, not facts.
 @pytest.mark.medium
 @pytest.mark.parametrize("name", [name for name in OURS if name != "deepcoder"])
 @pytest.mark.parametrize("prompt", ["full", "terse"])
@@ -202,15 +202,15 @@ def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
         return make_turn([1], ids, message=message, reasoning=(0, len(ids)))
 
     states = [environment.reset(seed) for seed in range(20)]
-    if name == "search_qa":  # where nothing is known before a search
+    if name == "search_qa":  # nothing is known before a search
         states = [environment.step(state, environment.solve(state)[0]).state for state in states]
     thoughts = [environment.explain(state, environment.solve(state)) for state in states]
     own = [turn(*pair) for pair in zip(states, thoughts, strict=True)]
     found = reasoning_metrics([make_episode(0, 0, own)], environment.count_grounded, chat.text)
     assert found["reasoning/grounded_rate"] == 1
-    # SearchQA's solver tells the one fact that it follows, which one board in 20 has by itself.
+    # SearchQA's solver states only the fact that it follows; it is true of 1 in 20 other boards.
     assert found["reasoning/stated"] >= (1 if name == "search_qa" else 2)
-    # One reasoning for all states, as a template would be: right only by chance.
+    # One reasoning for all states, like a template, is right only by chance.
     template = [turn(state, thoughts[0]) for state in states]
     found = reasoning_metrics([make_episode(0, 0, template)], environment.count_grounded, chat.text)
     grounded = found["reasoning/grounded_rate"]
@@ -227,7 +227,7 @@ def test_opposites_are_pairs_of_actions(name):
         assert set(environment.opposites) == set(environment.actions)
         for action, back in environment.opposites.items():
             assert environment.opposites[back] == action
-            assert back != action or name == "rubik"  # half a turn goes back by itself
+            assert back != action or name == "rubik"  # a half turn is its own opposite
 
 
 def test_styles_by_hand(make_turn, make_episode):

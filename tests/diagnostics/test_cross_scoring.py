@@ -41,7 +41,7 @@ def ids(rng, rows, low, high):
 def test_shared_prompts_equal_naive_pairs(policy, micro_batch):
     rng = np.random.default_rng(0)
     prompts = ids(rng, 5, 3, 40)
-    prompts[3] = prompts[1]  # a prompt that stands twice
+    prompts[3] = prompts[1]  # a duplicate prompt
     reasonings = ids(rng, 7, 1, 20)
     score, length = cross_score(*policy, prompts, reasonings, micro_batch=micro_batch)
     naive, naive_length = cross_score_pairs(*policy, prompts, reasonings, micro_batch=16)
@@ -55,7 +55,7 @@ def test_shared_prompts_equal_naive_pairs(policy, micro_batch):
 def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     rng = np.random.default_rng(3)
     start = rng.integers(0, V, common).tolist()
-    # One prompt is the start itself and a token, others part at once.
+    # Two prompts are the start and one token; the others diverge right after the start.
     prompts = [start + [t] for t in (1, 2)] + [start + row for row in ids(rng, 3, 5, 40)]
     reasonings = ids(rng, 4, 1, 20)
     read = []
@@ -71,14 +71,14 @@ def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=3e-5)
     own = [len(prompt) - shared for prompt in prompts]
     assert read == ([[shared]] if shared else []) + [own + own[:1] * 3]
-    # Where the model has a kernel for whole rows, prompts are read by it.
+    # The length of the shared prefix; 0 for a single prompt.
     assert cross_scoring._common_prefix_length([tuple(prompt) for prompt in prompts]) == shared
     assert cross_scoring._common_prefix_length([tuple(prompts[0])]) == 0
 
 
 @pytest.mark.parametrize("actions", [False, True])
 def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
-    """Equal reasonings share a row, and with actions equal pairs of the two do."""
+    """Equal reasonings share a row; with actions, equal pairs of a reasoning and an action do."""
     rng = np.random.default_rng(6)
     prompts, kinds, other = ids(rng, 3, 3, 40), ids(rng, 4, 3, 20), ids(rng, 1, 3, 20)[0]
     which = [0, 1, 0, 2, 3, 1, 0, 2]
@@ -91,21 +91,21 @@ def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
 
     monkeypatch.setattr(cross_scoring, "score_block", scoring)
     if actions:
-        # The end of a reasoning is its action; the last three say the same, but act less of it.
+        # A reasoning ends in its action; the last three replies have a shorter action.
         spoken = [
             ScoredReply(np.array(kinds[k]), 1, 2 if i < 5 else 1) for i, k in enumerate(which)
         ]
-        swaps = [(0, 2), (1, 2), (0, 2), (0, 1)]  # prompt, tokens of the action
+        swaps = [(0, 2), (1, 2), (0, 2), (0, 1)]  # (prompt, tokens of the action)
         swapped = [(n, ScoredReply(np.array(other), 0, most)) for n, most in swaps]
         score, action, swap = cross_score_actions(*policy, prompts, spoken, swapped, micro_batch=8)
         groups, rows = [(0, 2), (1,), (3,), (4,), (5,), (6,), (7,)], 7
         assert np.array_equal(action[0], action[2]) and (action[0] != action[6]).all()
         assert swap[0] == swap[2] and len(set(swap.tolist())) == 3
-        assert len(scored) == rows + 2  # of prompt 0 two swapped rows, of prompt 1 one
+        assert len(scored) == rows + 2  # two swapped rows of prompt 0 and one of prompt 1
     else:
         score, _ = cross_score(*policy, prompts, [kinds[k] for k in which], micro_batch=8)
         groups, rows = [(0, 2, 6), (1, 5), (3, 7), (4,)], 4
-        assert len(scored) == rows  # micro_batch holds the three prompts and one reasoning
+        assert len(scored) == rows  # micro_batch holds the three prompts with one reasoning
     for group in groups:
         assert (score[list(group)] == score[group[0]]).all()
     naive, _ = cross_score_pairs(
@@ -115,18 +115,18 @@ def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
 
 
 def test_actions_ride_along(policy):
-    """Reasonings, actions under every prompt, and actions behind other reasonings."""
+    """Reasonings, actions under every prompt, and actions after other reasonings."""
     rng = np.random.default_rng(4)
     prompts, reasonings, tags, actions = (
         ids(rng, *sizes) for sizes in ((3, 70, 90), (5, 1, 9), (5, 2, 4), (5, 1, 4))
     )
-    prompts = [prompts[0][:66] + prompt[66:] for prompt in prompts]  # read behind a common start
+    prompts = [prompts[0][:66] + prompt[66:] for prompt in prompts]  # read after a common start
     actions[2] = []
     spoken = [
         ScoredReply(np.array(z + (tag + a if a else [])), len(z), len(a))
         for z, tag, a in zip(reasonings, tags, actions, strict=True)
     ]
-    swaps = [(2, 0, 1), (0, 0, 3), (2, 4, 0), (2, 4, 1), (2, 1, 4)]  # prompt, action, reasoning
+    swaps = [(2, 0, 1), (0, 0, 3), (2, 4, 0), (2, 4, 1), (2, 1, 4)]  # (prompt, action, reasoning)
     swapped = [
         (n, ScoredReply(np.array(reasonings[z] + tags[m] + actions[m]), 0, len(actions[m])))
         for n, m, z in swaps
@@ -147,7 +147,7 @@ def test_actions_ride_along(policy):
 
 
 def test_blocks_fill_the_call_and_divide_over_the_mesh():
-    assert blocks(8, 64, 512) == (8, 64)  # the tiny agent's first turns: one call
+    assert blocks(8, 64, 512) == (8, 64)  # the first turns of the tiny agent: one call
     assert blocks(16, 16, 512) == (16, 16)
     assert blocks(64, 64, 64) == (8, 8)
     assert blocks(64, 64, 64, shards=16) == (16, 4)
@@ -157,7 +157,7 @@ def test_blocks_fill_the_call_and_divide_over_the_mesh():
 
 def test_lengths_come_from_few_buckets():
     lengths = {cross_scoring.padded_length(length, 16) for length in range(1, 1025)}
-    assert len(lengths) == 16 + 8 + 8  # eight an octave above 256
+    assert len(lengths) == 16 + 8 + 8  # eight per octave above 256
     assert {cross_scoring.padded_length(n, 16) for n in (1, 16)} == {16}
     spoken = [cross_scoring.padded_reasoning(n) for n in (1, 16, 17, 25, 33, 80, 81)]
     assert spoken == [16, 16, 24, 32, 48, 80, 96]
@@ -168,7 +168,7 @@ def test_lengths_come_from_few_buckets():
 
 
 def test_at_most_two_calls_are_under_way(policy, monkeypatch):
-    """However many there are: the memory of a step does not grow with them."""
+    """The memory of a step does not grow with the number of calls."""
     under_way, most = [0], [0]
 
     class Result:

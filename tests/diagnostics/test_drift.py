@@ -36,7 +36,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def batch(policy):
-    """One row an episode; the last is padding."""
+    """One row per episode; the last row is padding."""
     made = random_batch(
         policy,
         np.random.default_rng(0),
@@ -48,7 +48,7 @@ def batch(policy):
 
 
 def log_odds(model, params, batch):
-    """D, from its definition."""
+    """D, computed from its definition."""
     hidden, _ = model.apply({"params": params}, batch.tokens_BT)
     p_BTV = jax.nn.softmax(logits(params, hidden))
     found = []
@@ -72,7 +72,7 @@ def test_the_log_odds_and_their_gradient_are_those_of_the_definition(policy, mes
 
 
 def test_a_small_step_moves_the_log_odds_by_the_pull(policy, mesh, batch):
-    """Of the entropy part alone, over all groups; and the buckets' pulls add up to it."""
+    """The entropy part alone, over all groups; the buckets' pulls add up to it."""
     model, params = policy
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.5)
     direction, before = log_odds_gradient(model, params, batch, IDS, mesh=mesh, micro_batch=4)
@@ -108,7 +108,7 @@ def test_a_small_step_moves_the_log_odds_by_the_pull(policy, mesh, batch):
 
 
 def test_of_adapters(policy, mesh, batch):
-    """The gradient of the adapters, which are 0 at first, so that the log-odds are the base's."""
+    """The gradient of the adapters, which start at 0, so the log-odds are the base model's."""
     model, params = policy
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "o"))
     frozen = ForwardContext(params, np.float32(2.0))
@@ -122,7 +122,7 @@ def test_of_adapters(policy, mesh, batch):
 
 
 class Plain:
-    """A chat whose template gives each word an id, its length."""
+    """A chat whose template encodes each word as its length."""
 
     class template:
         @staticmethod
@@ -135,5 +135,5 @@ def test_the_openings_of_the_styles():
     template = sentences((("abcd", "ab", "abc"), (" x",)))
     silent = Style(None, None, ())
     styles = {"grounded": grounded, "template": template, "silent": silent}
-    assert openings(styles, Plain) == ((3,), (2, 4))  # what both begin with tells nothing
+    assert openings(styles, Plain) == ((3,), (2, 4))  # shared openings carry no information
     assert openings({"grounded": grounded, "silent": silent}, Plain) is None

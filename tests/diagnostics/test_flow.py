@@ -1,4 +1,4 @@
-"""diagnostics/flow.py: does the action follow the reasoning, does it follow the prompt."""
+"""diagnostics/flow.py: does the action follow the reasoning, and does it follow the prompt?"""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
 KEYS = {"za_swap", "xa_swap", "za_given_x", "xa_given_z"}
-NEITHER = Panel(np.zeros((2, 1)), np.array([[0], [1]]))  # own reasonings alone
+NEITHER = Panel(np.zeros((2, 1)), np.array([[0], [1]]))  # each reasoning alone, without others
 
 
 # ---- the figures, by hand -----------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_jackknife_by_hand():
 @pytest.mark.parametrize("groups", [None, [6, 6, 8, 5, 5, 8, 1]])
 def test_intervals_delete_groups_with_their_actions_columns_and_reasonings(groups):
     rng = np.random.default_rng(0)
-    ids_N = np.array([4, 9, 4, 2, 7, 1, 3])  # columns 0 and 2 show one prompt
+    ids_N = np.array([4, 9, 4, 2, 7, 1, 3])  # columns 0 and 2 are the same prompt
     group_N = ids_N if groups is None else np.array(groups)
     A, N = 15, len(ids_N)
     prompt_A = np.concatenate([np.arange(N), rng.integers(0, N, A - N)])
@@ -84,7 +84,7 @@ def test_intervals_delete_groups_with_their_actions_columns_and_reasonings(group
     found = flow_metrics(score, action, prompt_A, ids_N, others=others, group_N=groups)
 
     def contrasts(left_N):
-        """{figure: [(group of the action, value)]} of what is left."""
+        """{figure: [(group of the action, value)]} with the columns of `left_N` alone."""
         values = {"xa_swap": [], "xa_given_z": [], "za_swap": []}
         for a in range(A):
             if not left_N[prompt_A[a]]:
@@ -106,7 +106,7 @@ def test_intervals_delete_groups_with_their_actions_columns_and_reasonings(group
         np.testing.assert_allclose(found[name], mean, rtol=1e-9)
         deleted = [np.mean([v for _, v in contrasts(group_N != g)[name]]) for g in distinct]
         half = t * np.sqrt((G - 1) / G * np.sum((np.array(deleted) - np.mean(deleted)) ** 2))
-        if name == "za_swap":  # and the spread of the groups' own actions
+        if name == "za_swap":  # averaged with the variance of the groups' own actions
             sums = [sum(v - mean for h, v in values if h == g) for g in distinct]
             own = t * np.sqrt(G / (G - 1) * np.sum(np.square(sums))) / len(values)
             half = np.sqrt((half**2 + own**2) / 2)
@@ -148,7 +148,7 @@ def planted(actor, thinker, *, prompts=8, members=6, seed=0):
     panels = {}
     for name, same in (("others", False), ("siblings", True)):
         drawn = draw_panels(rng, prompt_M, np.ones(len(prompt_M), bool), same=same)
-        panel_MJ = np.full((len(prompt_M), PANEL), -1)  # as many as there are
+        panel_MJ = np.full((len(prompt_M), PANEL), -1)  # -1 where fewer reasonings are available
         for m, others in enumerate(drawn):
             panel_MJ[m, : 1 + len(others)] = [m, *others]
         logp_MJ = log[prompt_M[:, None], z_M[panel_MJ], a_M[:, None]]
@@ -172,7 +172,7 @@ def test_an_actor_that_ignores_its_reasoning():
     assert abs(found["za_swap"]) < 1e-9 and abs(found["za_given_x"]) < 1e-9
     assert found["za_swap_ci95"] < 1e-9
     assert found["xa_swap"] > 0.9 * math.log(N)
-    assert found["xa_given_z"] > 0.1  # the reasoning tells something of the prompt, not all
+    assert found["xa_given_z"] > 0.1  # the reasoning carries some of the prompt's information
 
 
 def test_an_actor_that_only_reads_its_reasoning():
@@ -182,7 +182,7 @@ def test_an_actor_that_only_reads_its_reasoning():
     assert abs(found["xa_swap"]) < 1e-9 and abs(found["xa_given_z"]) < 1e-9
     assert found["za_swap"] > 0.7 * math.log(PANEL)
     assert found["za_given_x"] > 0.3
-    # Where the prompt decides the reasoning there is nothing left to tell within a group.
+    # If the prompt determines the reasoning, no information is left within a group.
     settled = planted(actor, table(N, 1 - 1e-12))
     assert settled["za_swap"] > 0.9 * math.log(PANEL) and abs(settled["za_given_x"]) < 1e-9
 
@@ -203,10 +203,10 @@ def test_conditional_forms_estimate_conditional_information():
 
 
 def coverage(strength_z, strength_x, prompts, members, batches):
-    """{figure: share of batches whose interval holds the figure's mean over all of them}.
+    """{figure: fraction of batches whose interval holds the figure's mean over all batches}.
 
-    Every batch draws its prompts anew: how they lead to 6 reasonings, and how they and what a
-    reasoning says everywhere lead to 4 actions.
+    Each batch draws new prompts: their distributions over 6 reasonings, and their effects on the 4
+    actions. The effect of a reasoning on the actions is the same for all prompts.
     """
     rng = np.random.default_rng(0)
     says = strength_z * rng.normal(size=(6, 4))
@@ -229,7 +229,7 @@ def coverage(strength_z, strength_x, prompts, members, batches):
 def test_intervals_cover(strengths):
     shares = coverage(*strengths, prompts=8, members=8, batches=300)
     assert shares.keys() == KEYS
-    for share in shares.values():  # standard deviation 0.013
+    for share in shares.values():  # the standard deviation is 0.013
         assert 0.90 <= share <= 0.995
 
 
@@ -289,7 +289,7 @@ def test_scores_equal_forward_passes_over_the_joined_tokens(config, make_turn):
     for n, spans in zip(prompt_M, [3, 1, 4, 2, 0, 3, 5, 2], strict=True):
         sampled = rng.integers(0, V, 12)
         turn = make_turn(prompts[n], sampled, reasoning=(0, 4))
-        # a fifth without an answer, the others' at different places
+        # a fifth of the turns have no answer; the other answers begin at different positions
         turns.append(dataclasses.replace(turn, answer=(5, 5 + spans) if spans else (0, 0)))
     score, length, found = score_flow(
         model,
@@ -306,7 +306,7 @@ def test_scores_equal_forward_passes_over_the_joined_tokens(config, make_turn):
     naive = jax.jit(token_logps, static_argnums=0)
 
     def logp(prompt, behind, scored):
-        """Sum over the last `scored` tokens."""
+        """The sum over the last `scored` tokens."""
         ids = np.concatenate([prompt, behind])
         row = np.zeros((1, 32), np.int32)
         row[0, : len(ids)] = ids
@@ -345,7 +345,7 @@ def test_scores_equal_forward_passes_over_the_joined_tokens(config, make_turn):
 
 
 def imitate(config, actor, steps=150):
-    """A model trained on x TAG z TAG a END with z uniform and a = actor(x, z)."""
+    """A model trained on x TAG z TAG a END with uniform z and a = actor(x, z)."""
     model, params = Qwen(config), init_params(config, jax.random.key(0))
     optimizer = optax.adam(5e-3)
 
@@ -396,5 +396,5 @@ def test_a_trained_actor(config, make_turn, make_episode, reads):
             assert abs(xa) < 0.02 and za > 0.5 * math.log(PANEL)
         assert flow[f"flow/{scope}/za_swap_ci95"] >= 0
     assert "flow/first_turn/za_given_x" in flow and "flow/trajectory/za_given_x" not in flow
-    if reads == "reasoning":  # in each group reasonings differ, and actions with them
+    if reads == "reasoning":  # reasonings differ within each group, so actions do
         assert flow["flow/first_turn/za_given_x"] > 0.3

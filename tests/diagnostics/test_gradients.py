@@ -1,6 +1,6 @@
-"""diagnostics/gradients.py: buckets of reward variance, gradients of the loss's parts, SNR.
+"""diagnostics/gradients.py: buckets of reward variance, gradients of parts of the loss, SNR.
 
-Axes: B rows, T tokens, G groups, K episodes a group, N groups of a bucket, D numbers of a gradient.
+Axes: B rows, T tokens, G groups, K episodes per group, N groups of a bucket, D gradient components.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ G, K = 5, 3
     ("variance", "settings", "expected"),
     [
         ([0.3, 0.1, 0.2, 0.4], dict(buckets=2), [1, 0, 0, 1]),
-        ([5, 4, 3, 2, 1], dict(buckets=2), [1, 1, 0, 0, 0]),  # the lower one is larger
+        ([5, 4, 3, 2, 1], dict(buckets=2), [1, 1, 0, 0, 0]),  # the lower bucket is larger
         ([0, 7, 1e-11, 3, 0], dict(buckets=2), [ZERO, 1, ZERO, 0, ZERO]),
         ([2, 1, 1, 1, 1, 2], dict(buckets=3), [2, 0, 0, 1, 1, 2]),  # ties: lower index first
         ([9, 0, 4], dict(buckets=6), [1, ZERO, 0]),  # fewer groups than buckets
@@ -64,7 +64,7 @@ def test_unusable_buckets_are_refused():
 
 
 def products(gradient_NPD):
-    """What `bucket_products` returns for gradients that are known."""
+    """The return value of `bucket_products` for known gradients."""
     sums_PD = gradient_NPD.sum(0)
     return sums_PD @ sums_PD.T, np.einsum("npd,nqd->pq", gradient_NPD, gradient_NPD)
 
@@ -98,7 +98,7 @@ def test_figures_are_those_of_the_vectors():
     norms = [np.linalg.norm(vectors[name]) for name in ("task", "regulariser")]
     assert found["dominance"] == pytest.approx(norms[1] / sum(norms))
 
-    # Signal and noise: the mean over all ways to halve the groups.
+    # Signal and noise: the mean over all splits of the groups into halves.
     for name, own_ND in (
         ("task", gradient_NPD[:, 0] * 4 / weight),
         ("regulariser", gradient_NPD[:, 1:].sum(1) * 4 / weight),
@@ -116,7 +116,7 @@ def test_figures_are_those_of_the_vectors():
 
 
 def test_signal_and_noise_of_a_simulation():
-    """Known signal and noise, 4,000 buckets: the estimates' means are off by under 5 errors."""
+    """Known signal and noise, 4,000 buckets: the mean estimates are within 5 standard errors."""
     rng, groups, D, sigma = np.random.default_rng(1), 8, 20, 1.5
     signal_D = rng.normal(size=D) * 0.3
     draws = []
@@ -130,7 +130,7 @@ def test_signal_and_noise_of_a_simulation():
     np.testing.assert_array_less(
         np.abs(np.mean(draws, 0) - [signal_D @ signal_D, D * sigma**2 / groups]), error
     )
-    assert min(signal for signal, _ in draws) < 0  # unbiased: not clipped at 0
+    assert min(signal for signal, _ in draws) < 0  # unbiased, so not clipped at 0
 
 
 def test_what_is_undefined_is_left_out():
@@ -154,7 +154,7 @@ def test_what_is_undefined_is_left_out():
 
 @pytest.fixture(scope="module")
 def policy():
-    """(model, parameters, those of the reference)."""
+    """(model, parameters, reference parameters)."""
     config = ModelConfig(
         vocab_size=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24
     )
@@ -169,7 +169,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def rows(policy):
-    """(batch of G groups of K episodes, the first of each with two rows; return_GK, advantage_BT).
+    """(batch, return_GK, advantage_BT) of G groups of K episodes; the first of each has two rows.
 
     Group 1 has no variance; the last row is padding.
     """
@@ -203,7 +203,7 @@ def flat(tree):
 
 @functools.partial(jax.jit, static_argnames="model")
 def defined_parts(model, params, reference, batch, advantage, inside_B):
-    """{part: gradient of its mean over the sampled tokens of some rows}, from the definitions."""
+    """{part: gradient of its mean over the sampled tokens of the selected rows}, by definition."""
     mask = batch.mask_BT[:, 1:] * inside_B[:, None]
 
     def table(params):
@@ -276,7 +276,7 @@ def test_norms_and_cosines_are_those_of_the_definition(policy, mesh, rows):
     ],
 )
 def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
-    """With plain gradient descent at rate 1 an update is the gradient of the training loss."""
+    """With plain gradient descent at rate 1, an update is the gradient of the training loss."""
     batch, _, advantage = rows
     loss = dataclasses.replace(LOSS, **changes)
     model, params, reference = policy
@@ -319,7 +319,7 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
     np.testing.assert_allclose(
         flat(jax.tree.map(lambda x: x.sum(0), parts)), whole, rtol=0, atol=1e-5
     )
-    # A bucket of everything: the loss's gradient over the sum of its weights.
+    # A single bucket of all groups: the loss's gradient over the sum of its weights.
     weight = float(np.sum(weights.loss_BT))
     assert found[0]["total_norm"] * weight == pytest.approx(np.linalg.norm(whole), rel=1e-5)
 
@@ -351,11 +351,11 @@ def test_all_buckets_share_one_program(policy, mesh, rows):
 
 
 def test_task_gradient_is_within_the_bound_of_appendix_h(policy, mesh, rows):
-    """|g| <= sqrt(RV) sqrt(E |s|^2), s the gradient of an episode's log-likelihood."""
+    """|g| <= sqrt(RV) sqrt(E |s|^2), where s is the gradient of an episode's log-likelihood."""
     batch, return_GK, advantage = rows
     model, params, _ = policy
     own_BT = token_logps(model, params, batch.tokens_BT, temperature=LOSS.temperature)
-    batch = batch.replace(logp_BT=np.asarray(own_BT) * batch.mask_BT)  # the policy that samples
+    batch = batch.replace(logp_BT=np.asarray(own_BT) * batch.mask_BT)  # the sampling policy
     found = report(policy, mesh, batch, advantage, range(G))
     variance_G = np.asarray(sample_variance(return_GK))
 

@@ -1,4 +1,4 @@
-"""information.py: hand numbers, loops, brute-force ranking, and the two limit policies."""
+"""information.py: numbers by hand, loops, brute-force ranking, and two extreme policies."""
 
 import itertools
 import math
@@ -33,11 +33,11 @@ def random_case(seed, M=12, N=5, strength=2.0):
 
 
 def brute_force_hits(scores, ids, own_id, k):
-    """P(own among the first k distinct answers) over all orders of the columns, by counting."""
+    """P(own among the first k distinct answers), by counting over all orders of the columns."""
     best = {i: max(s for s, j in zip(scores, ids, strict=True) if j == i) for i in ids}
     hits = orders = 0
     for order in itertools.permutations(range(len(ids))):
-        # a stable sort by score leaves ties in the order of the permutation
+        # a stable sort by score keeps ties in the order of the permutation
         answers = dict.fromkeys(ids[n] for n in sorted(order, key=lambda n: -best[ids[n]]))
         hits += own_id in list(answers)[:k]
         orders += 1
@@ -45,7 +45,7 @@ def brute_force_hits(scores, ids, own_id, k):
 
 
 def reference(score_MN, length_M, prompt_M, std_eps=1e-3):
-    """Sample by sample, with math.exp and no shift (the scores of the tests are mild)."""
+    """A loop over samples, with math.exp and no shift (the scores of the tests are moderate)."""
     N = len(score_MN[0])
     matched, marginal, matched_seq, marginal_seq, released = [], [], [], [], []
     for scores, length, own in zip(score_MN, length_M, prompt_M, strict=True):
@@ -102,7 +102,7 @@ def test_by_hand():
     # mi_seq = (log(0.6 / 0.4) + log(0.1 / 0.3)) / 2 = (0.405465 - 1.098612) / 2
     # mi     = (0.405465 / 2 - 1.098612) / 2
     # h_cond = (0.510826 / 2 + 2.302585) / 2;   h_marginal = (0.916291 / 2 + 1.203973) / 2
-    # marginals -0.458145 and -1.203973: population std is half their distance
+    # marginals -0.458145 and -1.203973: the population std is half their distance
     want = {
         "mi_seq": -0.346574,
         "mi": -0.447940,
@@ -172,13 +172,13 @@ def test_identity_of_entropies_of_any_scores(data):
     got = information_metrics(score_MN, length_M, prompt_M)
     for form in ("", "_seq"):
         total = got["mi" + form] + got["h_cond" + form]
-        # mi and h_cond may cancel: relative to the larger of the three
+        # mi and h_cond may cancel: the tolerance is relative to the larger of the three
         scale = max(abs(got["h_cond" + form]), abs(got["h_marginal" + form]))
         assert abs(got["h_marginal" + form] - total) <= 1e-6 * scale + 1e-12
 
 
 def test_copy_policy_reaches_the_bound():
-    # the reasoning names its prompt: certain under its own, impossible under any other
+    # The reasoning names its prompt: certain under its own prompt, impossible under any other.
     N = 16
     score_MN = np.where(np.eye(N), 0.0, -1e4)
     got = information_metrics(score_MN, np.full(N, 5), np.arange(N))
@@ -224,11 +224,11 @@ def test_equal_prompts_are_one_answer():
     )
     assert got["retrieval_acc"] == 1.0
     assert got["retrieval_chance"] == pytest.approx(2 / 3)
-    # Without ids column 1 is third of three.
+    # Without ids, column 1 is third of three.
     got = information_metrics(np.array([[-1.0, -3.0, -2.0]]), [1], np.array([1]))
     assert got["retrieval_acc"] == got["recall_at_2"] == 0.0
-    assert got["recall_at_4"] == 1.0  # k capped at three columns
-    # Own = b, behind two columns that are both a: rank 2 among answers, 3 among columns.
+    assert got["recall_at_4"] == 1.0  # k is capped at three columns
+    # Own = b, after two columns that are both a: rank 2 among answers, 3 among columns.
     got = information_metrics(
         np.array([[-1.0, -1.0, -2.0, -3.0]]), [1], np.array([2]), prompt_id_N=[0, 0, 1, 2]
     )
@@ -236,7 +236,7 @@ def test_equal_prompts_are_one_answer():
 
 
 def test_ties_are_shared():
-    # own ties with one other behind a better one: ranks 2 and 3 are equally likely
+    # Own ties with one other after a better one: ranks 2 and 3 are equally likely.
     got = information_metrics(np.array([[-1.0, -2.0, -2.0, -9.0]]), [1], np.array([1]))
     assert got["retrieval_acc"] == 0.0
     assert got["recall_at_2"] == pytest.approx(0.5)
@@ -249,7 +249,7 @@ def test_ranking_against_brute_force(seed):
     rng = np.random.default_rng(seed)
     N = 6
     ids = rng.integers(0, 4, N).tolist()
-    by_id = rng.integers(-3, 0, 4)  # few levels: many ties; duplicates score alike
+    by_id = rng.integers(-3, 0, 4)  # few levels give many ties; duplicates have equal scores
     scores = [float(by_id[i]) for i in ids]
     own = int(rng.integers(N))
     got = information_metrics(np.array([scores]), [3], np.array([own]), prompt_id_N=ids)
@@ -283,7 +283,7 @@ def test_order_of_rows_and_prompts_does_not_matter():
 def test_long_reasonings_do_not_underflow():
     score_MN, length_M, prompt_M = random_case(5)
     got = information_metrics(score_MN, length_M, prompt_M)
-    # the same factor on p(z | .) under every prompt is no information
+    # A common factor on p(z | .) under every prompt carries no information.
     shifted = information_metrics(score_MN - 5000.0, length_M, prompt_M)
     np.testing.assert_allclose(shifted["mi_seq"], got["mi_seq"], rtol=1e-9)
     assert shifted["retrieval_acc"] == got["retrieval_acc"]
@@ -319,8 +319,8 @@ def test_errors():
 
 
 def test_within_parts_by_hand():
-    # Turn 0 shows columns 0, 2, 3 (0 and 3 are one prompt), turn 1 columns 1 and 4, turn 2 column 5
-    # alone: its reasoning is left out. p(z | x) of the others, own first; other parts do not count:
+    # Turn 0 has columns 0, 2, 3 (0 and 3 are one prompt), turn 1 columns 1 and 4. Turn 2 has column
+    # 5 alone, so its reasoning is left out. p(z | x) of the others, own first, within their part:
     #   z0, own 0:  0.4  0.1 (x2)  0.4 (x3)    marginal 0.3
     #   z1, own 2:  0.1  0.4 (x0)  0.4 (x3)    marginal 0.3
     #   z2, own 1:  0.6  0.2 (x4)              marginal 0.4
@@ -341,7 +341,7 @@ def test_within_parts_by_hand():
     log = math.log
     want = {
         "mi_seq": (log(0.4 / 0.3) + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
-        # Columns 0 and 3 are one prompt: z0 has one other, and z1 two columns of another.
+        # Columns 0 and 3 are one prompt: z0 has one other prompt, z1 two columns of one other.
         "own_margin": (log(0.4 / 0.1) + log(0.1 / 0.4) + log(0.6 / 0.2) + 0.0) / 4,
         "mi": (log(0.4 / 0.3) / 2 + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
         "h_cond": -(log(0.4) / 2 + log(0.1) + log(0.6) + log(0.5) / 4) / 4,
@@ -373,11 +373,11 @@ def test_parts_are_measured_apart_and_averaged_over_reasonings(seed):
         block = score_MN[np.ix_(rows, columns)]
         blocks[part] = len(rows), information_metrics(block, length_M[rows], own_M)
     for name in KEYS:
-        if "std" in name or "zscore" in name:  # of all reasonings together
+        if "std" in name or "zscore" in name:  # computed over all reasonings together
             continue
         mean = sum(rows * figures[name] for rows, figures in blocks.values()) / 30
         assert found[name] == pytest.approx(mean, rel=1e-12), name
-    # Another part's columns may be anything; one part is the plain figures.
+    # Columns of other parts do not matter; a single part gives the plain figures.
     moved_MN = np.where(part_N[prompt_M][:, None] == part_N, score_MN, -3.0)
     assert within_metrics(moved_MN, length_M, prompt_M, part_N) == found
     plain = information_metrics(score_MN, length_M, prompt_M)
@@ -386,7 +386,7 @@ def test_parts_are_measured_apart_and_averaged_over_reasonings(seed):
 
 
 def test_what_all_prompts_of_a_part_share_does_not_count():
-    # Three turns, at which every reasoning names the turn and nothing else.
+    # Three turns; every reasoning names its turn and nothing else.
     part_N = np.repeat(np.arange(3), 4)
     score_MN = np.where(part_N[:, None] == part_N, -1.0, -50.0)
     case = score_MN, np.ones(12, int), np.arange(12)
@@ -404,7 +404,7 @@ def test_nothing_is_left_where_no_part_has_two_prompts():
     assert within_metrics(*case, [0, 1, 2, 2], prompt_id_N=[5, 5, 6, 7])["mi_upper_bound"] == (
         pytest.approx(math.log(2))
     )
-    # Two prompts without a reasoning of their own.
+    # Two prompts have no reasonings.
     assert within_metrics(score_MN, np.ones(3, int), np.zeros(3, int), [0, 1, 1, 1]) == {}
     with pytest.raises(AssertionError):
         within_metrics(*case, [0, 1, 2])
@@ -432,8 +432,8 @@ def channel(rng, prompts, outcomes):
 
 
 def exact_margin(p_NZ):
-    """own_margin of reasonings that occur as often as they are likely: of each outcome under each
-    prompt a row, weighted by repetition."""
+    """own_margin of reasonings that occur as often as they are likely: one row for each outcome
+    under each prompt, repeated in proportion to its probability."""
     N, Z = p_NZ.shape
     count_NZ = np.round(p_NZ * 2000).astype(int)
     p_NZ = count_NZ / count_NZ.sum(axis=1, keepdims=True)
@@ -451,8 +451,8 @@ def exact_margin(p_NZ):
 @pytest.mark.parametrize("seed", range(3))
 def test_own_margin_is_mutual_plus_lautum_information(seed):
     margin, p_NZ = exact_margin(channel(np.random.default_rng(seed), 5, 4))
-    # By their definitions, of a prompt drawn from the five: I = KL(joint || product), L the other
-    # way round. Pairs of a prompt with itself have no divergence, and are no columns of others.
+    # By definition, for a prompt drawn from the five: I = KL(joint || product), and L is the
+    # reverse divergence. Pairs of a prompt with itself have zero divergence and do not count.
     mean_Z, N = p_NZ.mean(axis=0), len(p_NZ)
     with np.errstate(divide="ignore", invalid="ignore"):
         mutual = np.nansum(p_NZ * np.log(p_NZ / mean_Z)) / N
@@ -470,11 +470,11 @@ def test_tokens_that_carry_nothing_change_no_margin():
         after = information_metrics(longer, more_M, prompt_M)
         for name in ("own_margin", "mi_seq", "retrieval_acc"):
             assert after[name] == pytest.approx(before[name], abs=1e-9)
-        assert after["mi_released"] < 0.9 * before["mi_released"]  # and the figures per token do
+        assert after["mi_released"] < 0.9 * before["mi_released"]  # the figures per token do change
 
 
 def test_own_margin_has_no_ceiling_and_adds_up():
-    # Reasonings that name their prompt, more and more surely, among 8: all other figures stand.
+    # Reasonings name their prompt, among 8, with growing certainty: other figures stay constant.
     for gap in (20.0, 40.0, 80.0):
         score_MN = np.where(np.eye(8), 0.0, -gap)
         got = information_metrics(score_MN, np.full(8, 5), np.arange(8))

@@ -1,8 +1,8 @@
-"""intervals.py: against deletion one by one, all permutations, and thousands of simulated batches.
+"""intervals.py: against explicit deletion, all permutations, and thousands of simulated batches.
 
-A simulated batch draws everything anew: its prompts, and each prompt's reasonings; scores are the
-true log-likelihoods, so that the mean of `information_metrics` over many batches is the in-batch
-information that an interval is to cover.
+Each simulated batch draws new prompts and new reasonings of each prompt. Scores are the true
+log-likelihoods, so the mean of `information_metrics` over many batches is the in-batch information
+that an interval should cover.
 """
 
 import itertools
@@ -34,7 +34,7 @@ T975 = {2: 4.302653, 3: 3.182446, 4: 2.776445, 5: 2.570582, 7: 2.364624}  # tabl
 
 
 def random_case(seed, M=14, N=6, strength=2.0, ids=None):
-    """Scores, lengths, own columns and ids; columns of equal ids score alike."""
+    """Scores, lengths, own columns and ids; columns with equal ids have equal scores."""
     rng = np.random.default_rng(seed)
     ids = np.arange(N) if ids is None else np.array(ids)
     length_M, prompt_M = rng.integers(1, 30, M), rng.integers(0, len(ids), M)
@@ -47,7 +47,7 @@ def random_case(seed, M=14, N=6, strength=2.0, ids=None):
 
 
 def deleted_one_by_one(score_MN, length_M, prompt_M, ids, group_N, part_N=None):
-    """The half-widths, by taking rows and columns out of the matrix and measuring what is left."""
+    """The half-widths, by deleting rows and columns of the matrix and recomputing the figures."""
 
     def figures(keep):
         columns = np.flatnonzero(keep)
@@ -113,7 +113,7 @@ def test_against_deletion_one_by_one(seed, strength, ids):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strength", [0.0, 3.0])
 def test_a_group_is_deleted_with_all_its_prompts(seed, strength):
-    # Prompts of four groups; those of the first two by chance share one (id 3).
+    # Prompts of four groups; the first two groups happen to share one (id 3).
     group_N = np.array([7, 7, 7, 2, 2, 5, 5, 5, 9, 9, 9])
     ids = np.array([3, 1, 1, 3, 4, 5, 6, 6, 8, 9, 10])
     score_MN, length_M, prompt_M, _ = random_case(seed, M=40, strength=strength, ids=ids)
@@ -121,7 +121,7 @@ def test_a_group_is_deleted_with_all_its_prompts(seed, strength):
     got = confidence_intervals(*case, prompt_id_N=ids, group_N=group_N)
     check(got, deleted_one_by_one(*case, ids, group_N))
     assert got != confidence_intervals(*case, prompt_id_N=ids)
-    # Groups that are the distinct prompts are what is deleted when nothing is said.
+    # The distinct prompts are the default groups.
     got = confidence_intervals(*case, prompt_id_N=ids, group_N=ids)
     assert got == confidence_intervals(*case, prompt_id_N=ids)
 
@@ -131,35 +131,36 @@ def test_intervals_of_the_figures_within_parts(seed):
     group_N = np.repeat(np.arange(5), 4)
     part_N = np.array([0, 1, 1, 2] * 4 + [0, 0, 0, 4])  # the last column is alone in its part
     score_MN, length_M, prompt_M, ids = random_case(seed, M=60, N=20)
-    ids[part_N == 0] = group_N[part_N == 0]  # a group's first prompts are one
+    ids[part_N == 0] = group_N[part_N == 0]  # the first prompts of a group are equal
     case = score_MN, length_M, prompt_M
     got = confidence_intervals(*case, prompt_id_N=ids, group_N=group_N, part_N=part_N)
     check(got, deleted_one_by_one(*case, ids, group_N, part_N))
 
 
 def test_by_hand():
-    # One reasoning a prompt, p(z | x):  0.4 0.1 0.1 / 0.2 0.4 0.2 / 0.1 0.1 0.1.
-    # Left of z0 without x1: log(0.4 / 0.25), and so on; mi_seq of what is left, halves apart:
+    # One reasoning per prompt, p(z | x):  0.4 0.1 0.1 / 0.2 0.4 0.2 / 0.1 0.1 0.1.
+    # Without x1, z0 has log(0.4 / 0.25), and so on. Twice the mi_seq of each remainder:
     #   without x0: log(0.4 / 0.3) + log(0.1 / 0.1)  = 0.287682
     #   without x1: log(0.4 / 0.25) + log(0.1 / 0.1) = 0.470004
     #   without x2: log(0.4 / 0.25) + log(0.4 / 0.3) = 0.757686
-    # Half of them: 0.143841 0.235002 0.378843, mean 0.252562, squares sum to 0.0280755,
+    # Half of each: 0.143841 0.235002 0.378843, mean 0.252562, squares sum to 0.0280755,
     # se^2 = 2 / 3 * 0.0280755 = 0.0187170; mi_seq is a third of log(0.4 * 3 / 0.6) +
     # log(0.4 * 3 / 0.8) + log(0.1 * 3 / 0.3) = 0.366204, floor^2 = (0.366204 / 6)^2 = 0.0037251,
-    # the root of both 0.149807, t(2) = 4.302653.
+    # the root of their sum 0.149807, t(2) = 4.302653.
     score_MN = np.log([[0.4, 0.1, 0.1], [0.2, 0.4, 0.2], [0.1, 0.1, 0.1]])
     got = confidence_intervals(score_MN, [1, 1, 1], np.arange(3))
     assert got["mi_seq_ci95"] == pytest.approx(4.302653 * 0.149807, rel=1e-5)
-    # h_cond: -log of 0.4 0.4 0.1 = 0.916291 0.916291 2.302585; the three means of two are
+    # h_cond: -log of 0.4 0.4 0.1 = 0.916291 0.916291 2.302585; the means of the three pairs are
     # 1.609438 1.609438 0.916291, mean 1.378389, squares sum to 0.320302.
     assert got["h_cond_ci95"] == pytest.approx(4.302653 * math.sqrt(0.320302 * 2 / 3), rel=1e-5)
-    # First ranks 1, 1, 1/3, mean 7/9, from it 2/9 2/9 -4/9: se = sqrt(3/2 * 24/81) / 3 = 2/9; three
-    # observations, floor = 4.302653 / 2 / (3 + 18.51282) = 0.100002, the root of both 0.243688.
+    # First ranks 1, 1, 1/3, mean 7/9, deviations 2/9 2/9 -4/9: se = sqrt(3/2 * 24/81) / 3 = 2/9;
+    # three observations, floor = 4.302653 / 2 / (3 + 18.51282) = 0.100002, the root of both
+    # 0.243688.
     assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 * 0.243688, rel=1e-5)
 
 
 def test_a_dominating_prompt_can_be_deleted():
-    # lse(all) - own has no digit left: what remains must come from the other columns.
+    # lse(all) - own has no precision left: the remainder must be computed from the other columns.
     score_MN, length_M, prompt_M, ids = random_case(0, N=5, strength=1e5)
     got = confidence_intervals(score_MN, length_M, prompt_M)
     check(got, deleted_one_by_one(score_MN, length_M, prompt_M, ids, ids))
@@ -171,7 +172,7 @@ def test_copying_leaves_the_floor():
     got = confidence_intervals(score_MN, np.full(N, 5), np.arange(N))
     assert got["mi_seq_ci95"] == pytest.approx(T975[7] * math.log(8) / 16, rel=1e-5)
     assert got["mi_ci95"] == pytest.approx(T975[7] * math.log(8) / 80, rel=1e-5)
-    # Wilson's interval of 8 hits in 8 is from 8 / (8 + t^2) to 1.
+    # Wilson's interval for 8 hits of 8 is from 8 / (8 + t^2) to 1.
     wilson = (1 - 8 / (8 + T975[7] ** 2)) / 2
     assert got["retrieval_acc_ci95"] == pytest.approx(wilson, rel=1e-5)
     assert got["h_cond_ci95"] == 0.0
@@ -198,7 +199,7 @@ def test_too_few_groups_have_no_interval():
     case = np.random.default_rng(0).normal(size=(4, 4)), np.ones(4), np.arange(4)
     assert confidence_intervals(*case, group_N=[0, 0, 1, 1]) == {}
     assert len(confidence_intervals(*case, group_N=[0, 0, 1, 2])) == len(FIGURES)
-    # Without group 0 the first part holds a single prompt; without group 1 both do.
+    # Without group 0 the first part has a single prompt; without group 1 both parts do.
     assert len(confidence_intervals(*case, group_N=[0, 1, 2, 2], part_N=[0, 0, 1, 1])) == len(
         FIGURES
     )
@@ -213,7 +214,7 @@ def test_too_few_groups_have_no_interval():
 
 
 def symbols(rng, N, M, concentration):
-    """A prompt is a distribution over 20 symbols, a reasoning 5 to 15 symbols drawn from it."""
+    """A prompt is a distribution over 20 symbols; a reasoning is 5 to 15 symbols drawn from it."""
     p_NV = rng.dirichlet(np.full(20, concentration), size=N) + 1e-12
     prompt_M, length_M = np.arange(M) % N, rng.integers(5, 16, M)
     count_MV = rng.multinomial(length_M, (p_NV / p_NV.sum(1, keepdims=True))[prompt_M])
@@ -221,7 +222,7 @@ def symbols(rng, N, M, concentration):
 
 
 def channel(rng, N, M, spread):
-    """A prompt is a point in 3-space and a noise of its own, a reasoning the point with noise."""
+    """A prompt is a point in 3-space with its own noise; a reasoning is the point plus noise."""
     point_N3, noise_N = spread * rng.normal(size=(N, 3)), np.exp(0.7 * rng.normal(size=N))
     prompt_M = np.arange(M) % N
     seen_M3 = point_N3[prompt_M] + noise_N[prompt_M, None] * rng.normal(size=(M, 3))
@@ -230,9 +231,9 @@ def channel(rng, N, M, spread):
 
 
 def coverage(simulate, N, M, strength, *, batches, names):
-    """{name: (share of batches whose interval holds the truth, truth)}."""
+    """{name: (fraction of batches whose interval holds the truth, truth)}."""
     rng = np.random.default_rng(0)
-    # The truth: the mean over other batches, four times as many, so its own error is small.
+    # The truth is the mean over four times as many separate batches, so its own error is small.
     truth = {name: 0.0 for name in names}
     for _ in range(4 * batches):
         figures = information_metrics(*simulate(rng, N, M, strength))
@@ -250,7 +251,7 @@ def coverage(simulate, N, M, strength, *, batches, names):
 @pytest.mark.parametrize("simulate, strength", [(symbols, 5.0), (channel, 1.0)])
 def test_intervals_cover_at_8_prompts(simulate, strength):
     found = coverage(simulate, 8, 64, strength, batches=300, names=("mi", "mi_seq"))
-    for share, _ in found.values():  # standard deviation 0.013
+    for share, _ in found.values():  # the standard deviation is 0.013
         assert 0.90 <= share <= 0.99
 
 
@@ -296,8 +297,8 @@ def test_intervals_near_the_bound_are_wide_rather_than_wrong(N, M, strength):
 
 
 def noisy(rng, N, M, signal=0.0):
-    """Scores with an offset for each reasoning, one for each prompt, and noise that grows with
-    the length; `signal` is added for the own prompt."""
+    """Scores with an offset for each reasoning and for each prompt, and noise that grows with the
+    length; `signal` is added for the own prompt."""
     prompt_M, length_M = np.arange(M) % N, rng.integers(10, 120, M)
     score_MN = -rng.exponential(40, size=(M, 1)) + 3 * rng.normal(size=N)
     score_MN = score_MN + 0.3 * np.sqrt(length_M)[:, None] * rng.normal(size=(M, N))
@@ -309,7 +310,7 @@ def test_against_all_permutations():
     rng = np.random.default_rng(1)
     for tied in (False, False, True):
         score_MN, _ = noisy(rng, 3, 6)
-        if tied:  # two prompts that no reasoning tells apart
+        if tied:  # two prompts that have equal scores for every reasoning
             score_MN[:, 2] = score_MN[:, 0]
         prompt_M = np.array([0, 0, 1, 1, 1, 2])
         calibrated_MN = score_MN - score_MN.mean(axis=0)
@@ -325,13 +326,13 @@ def test_against_all_permutations():
 
 
 def test_p_values_by_hand():
-    # Only one of the 8! ways to deal the labels is as good as this one.
+    # Of the 8! permutations of the labels, only the identity retrieves as well.
     score_MN = np.where(np.eye(8), 0.0, -50.0)
     assert retrieval_p(score_MN, np.arange(8), rng=fresh(0)) == 1 / 1000
     assert retrieval_p(score_MN, np.arange(8), rng=fresh(0), permutations=99) == 1 / 100
-    # The opposite: every way is at least as good, as the own prompt always ranks last.
+    # The opposite: every permutation is at least as good, as the own prompt always ranks last.
     assert retrieval_p(-score_MN, np.arange(8), rng=fresh(0)) == 1.0
-    # No prompt differs from another, and nothing can be dealt differently.
+    # All prompts are alike, so no permutation makes a difference.
     assert retrieval_p(np.full((6, 3), -4.0), np.arange(6) % 3, rng=fresh(0)) == 1.0
     assert retrieval_p(score_MN, np.zeros(8, int), rng=fresh(0)) == 1.0
 
@@ -343,7 +344,7 @@ def test_offsets_and_duplicates_do_not_matter():
     assert 0.001 < p < 0.9 and p == retrieval_p(score_MN, prompt_M, rng=fresh([3, 4]))
     moved_MN = score_MN + rng.normal(size=(24, 1)) + 9 * rng.normal(size=8)
     assert retrieval_p(moved_MN, prompt_M, rng=fresh([3, 4])) == p
-    # A prompt of which some reasonings hang on a second column is still one prompt.
+    # A prompt stays a single prompt if some of its reasonings refer to a second column.
     twice_MN, own_M = np.hstack([score_MN, score_MN[:, [5]]]), prompt_M.copy()
     own_M[np.flatnonzero(prompt_M == 5)[1:]] = 8
     ids = [*range(8), 5]
@@ -358,8 +359,8 @@ def test_false_alarms_and_power(N, M):
     alarms, found = 0, 0
     for seed in range(1000):
         alarms += retrieval_p(*noisy(rng, N, M), rng=fresh(seed), permutations=199) <= 0.05
-    assert 30 <= alarms <= 70  # 50, standard deviation 7
-    signal = {8: 1.0, 16: 2.0}[N]  # of noises of 1 to 3.3: the best prompt often is another one
+    assert 30 <= alarms <= 70  # expected 50, standard deviation 7
+    signal = {8: 1.0, 16: 2.0}[N]  # with noise of 1 to 3.3, another prompt is often the best
     for seed in range(100):
         found += retrieval_p(*noisy(rng, N, M, signal), rng=fresh(seed), permutations=199) <= 0.05
     assert found >= 80
@@ -375,7 +376,7 @@ def test_false_alarms_of_the_default(N, M):
 
 
 def test_groups_are_dealt_as_they_are():
-    # Two groups of three turns: 2 * 3! * 3! ways to deal them, of 6! ways to deal six labels.
+    # Two groups of three turns: 2 * 3! * 3! permutations, of the 6! permutations of six labels.
     rng = np.random.default_rng(2)
     score_MN, _ = noisy(rng, 6, 6, signal=2.0)
     group_N = np.array([4, 1, 1, 4, 1, 4])
@@ -396,7 +397,7 @@ def test_groups_are_dealt_as_they_are():
 
 
 def test_labels_stay_within_their_part():
-    # Two parts of three turns: 3! * 3! ways. Scores under the other part's prompts do not count.
+    # Two parts of three turns: 3! * 3! permutations. Scores under the other part do not count.
     rng = np.random.default_rng(4)
     score_MN, _ = noisy(rng, 6, 6, signal=1.0)
     part_N = np.array(["b", "a", "b", "a", "a", "b"])
@@ -413,7 +414,7 @@ def test_labels_stay_within_their_part():
     want = np.mean(np.add.outer(*values) >= below)
     got = retrieval_p(score_MN, np.arange(6), part_N=part_N, rng=fresh(0), permutations=20000)
     assert got == pytest.approx(want, abs=0.015)
-    # Nothing to deal where every part has one prompt.
+    # No labels can be permuted if every part has one prompt.
     assert retrieval_p(score_MN, np.arange(6), part_N=np.arange(6), rng=fresh(0)) == 1.0
 
 
@@ -424,18 +425,18 @@ def test_permutations_are_refused_below_one():
         retrieval_p(np.zeros((2, 2)), np.array([0, 2]), rng=fresh(0))
 
 
-# ---- rates whose trials come in groups ----------------------------------------------------------
+# ---- rates over grouped trials -------------------------------------------------------------------
 
 
 def test_a_rate_by_hand():
-    """Tables of Clopper and Pearson: 0 of 8, 4 of 8, 8 of 8, 5 of 20."""
+    """From tables of Clopper and Pearson: 0 of 8, 4 of 8, 8 of 8, 5 of 20."""
     for part_G, whole_G, low, high in [
         ([0] * 8, [1] * 8, 0.0, 0.3694),
         ([1, 0] * 4, [1] * 8, 0.1570, 0.8430),
         ([1] * 8, [1] * 8, 0.6306, 1.0),
         ([1] * 5 + [0] * 15, [1] * 20, 0.0866, 0.4910),
-        ([0] * 8, [16] * 8, 0.0, 0.3694),  # members that never differ may be alike: 8 trials
-        ([16, 0] * 4, [16] * 8, 0.1570, 0.8430),  # and these are
+        ([0] * 8, [16] * 8, 0.0, 0.3694),  # members that never differ may be copies: 8 trials
+        ([16, 0] * 4, [16] * 8, 0.1570, 0.8430),  # members of a group agree: 8 trials
     ]:
         found = proportion_interval(np.array(part_G), np.array(whole_G))
         np.testing.assert_allclose(found, (low, high), atol=1e-4)
@@ -443,12 +444,12 @@ def test_a_rate_by_hand():
         metrics = rate_with_interval("x", np.array(part_G), np.array(whole_G))
         want = {"x": rate, "x_ci95": max(high - rate, rate - low)}
         assert metrics == pytest.approx(want, abs=1e-4)
-    # Groups that all have 8 of 16: with two quarters of a group 8.5 of them, whose rates have the
-    # variance 8.5 / 7.5 * 0.25 * 16^2 * (1/4 + 1/4) / 136^2 of their mean.
+    # Each group has 8 of 16. With two quarters of a group there are 8.5 groups; the variance of
+    # their mean rate is 8.5 / 7.5 * 0.25 * 16^2 * (1/4 + 1/4) / 136^2.
     variance = 8.5 / 7.5 * 32 / 136**2
     want = 0.25 / variance * 8 / 8.5
     assert effective_trials(np.full(8, 8), np.full(8, 16)) == pytest.approx(want) == 120
-    # From a trial a group, where groups are of one size, to all trials.
+    # Between one trial per group (if all groups have the same size) and all trials.
     rng = np.random.default_rng(0)
     for _ in range(200):
         whole_G = rng.integers(1, 20, rng.integers(1, 9))
@@ -461,7 +462,7 @@ def test_rates_with_too_few_groups_and_what_is_no_rate():
     assert rate_with_interval("x", np.array([1, 0, 0]), np.array([2, 2, 0])) == {"x": 0.25}
     with pytest.raises(ValueError, match="0 to whole successes in each group, got 3 of 2"):
         rate_with_interval("x", np.array([1, 3, 0]), np.array([2, 2, 2]))
-    # A mean may be anything: 30 tokens in 2 replies, 10 in 1, 5 in 1; by the jackknife.
+    # A mean can be any number: 30 tokens in 2 replies, 10 in 1, 5 in 1; by the jackknife.
     deleted = np.array([15 / 2, 35 / 3, 40 / 3])
     half = T975[2] * math.sqrt(2 / 3 * np.sum((deleted - deleted.mean()) ** 2))
     found = mean_with_interval("x", np.array([30, 10, 5]), np.array([2, 1, 1]))
@@ -472,7 +473,7 @@ def test_rates_with_too_few_groups_and_what_is_no_rate():
 @pytest.mark.parametrize("G", [8, 32])
 @pytest.mark.parametrize("K", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_intervals_of_rates_cover(G, K):
-    """Beta-binomial groups, correlation of two members from 0 to 0.9, even and uneven sizes."""
+    """Beta-binomial groups of even and uneven sizes; two members correlate by 0 to 0.9."""
     rng = np.random.default_rng(G + K)
     least, widths = {}, {}
     for rate in (0.01, 0.02, 0.05, 0.1, 0.5, 0.9, 0.95, 0.98, 0.99):
@@ -491,7 +492,7 @@ def test_intervals_of_rates_cover(G, K):
                 least[rate, correlation, uneven] = inside / 400
                 widths[rate, correlation, uneven] = np.mean(wide)
     assert min(least.values()) >= 0.93, sorted(least.items(), key=lambda x: x[1])[:3]
-    # No wider than need be where groups do not differ: 1.96 standard errors are a lower bound.
+    # Not too wide if groups do not differ: the lower bound is 1.96 standard errors.
     plain = 1.96 * math.sqrt(0.25 / (G * K))
     assert widths[0.5, 0.0, False] < 1.6 * plain
 
@@ -508,7 +509,7 @@ def test_log_margin_by_hand():
     assert found["own_margin_log"] == pytest.approx(x_G.mean())
     half = stdtrit(2, 0.975) * x_G.std(ddof=1) / math.sqrt(3)
     assert found["own_margin_log_ci95"] == pytest.approx(half)
-    # Groups without a reasoning do not count; of two there is no interval.
+    # Groups without a reasoning do not count; two groups have no interval.
     found = log_margin(score_MN[:3], own_M[:3], group_N=group_N)
     assert found == {"own_margin_log": pytest.approx(x_G[:2].mean())}
     alike = log_margin(score_MN[:, [0, 0, 0]], np.zeros(4, int), prompt_id_N=np.zeros(3))

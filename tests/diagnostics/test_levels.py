@@ -1,4 +1,4 @@
-"""levels.py: means, levels, noise and bounds by hand, and the error rates on simulated figures."""
+"""levels.py: means, levels, noise and bounds by hand, and error rates on simulated figures."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.fast
 
 
 def comparison(**changes):
-    """Of one figure that does not wander."""
+    """The comparison for one figure that does not wander."""
     one_F = np.array([0.0]), np.array([0.08]), np.array([False])
     found = Comparison(5, 15, 100, *one_F)
     return dataclasses.replace(found, **changes)
@@ -54,17 +54,17 @@ def one(x):
 def test_nine_values_by_hand():
     values = [10.0, 12.0, 11.0, 13.0, 9.0, 6.0, 5.0, 7.0, 6.0]
     levels, z_RT = follow(values)
-    # Five first values without the 13, four last ones without the 5.
+    # The first five values without the 13; the last four without the 5.
     assert one(levels.level_EF) == pytest.approx((10 + 12 + 11 + 9) / 4)
     assert one(levels.recent_EF) == pytest.approx((6 + 7 + 6) / 3)
-    # Noise is of the first five alone: half the squares of 2, -1, 2, -4, that is 25 / 4 / 2; raised
-    # by two fifths, and over four and over five values.
+    # Noise comes from the first five alone: half the mean square of 2, -1, 2, -4, that is 25 / 4 /
+    # 2; raised by two fifths, and divided by four and by five values.
     v = 25 / 8 * (1 + 2 / 5)
     assert one(levels.noise_EF) == pytest.approx(25 / 8)
     expected = (42 / 4 - 19 / 3) / math.sqrt(v / 4 + v / 5)
     assert z_RT[0, -1] == pytest.approx(expected)
     assert not z_RT[0, :-1].any()  # eight values are too few
-    # Wandering by a tenth of the level, of which as much is left in means over 4 and 5 steps.
+    # Wandering by a tenth of the level, of which means over 4 and 5 steps keep these fractions.
     _, z_RT = follow(values, comparison(prior_F=np.array([0.1])))
     wander = 0.1**2 * 10.5**2 * (1 / (1 + 4 / 20) + 1 / (1 + 5 / 20))
     assert z_RT[0, -1] == pytest.approx((42 / 4 - 19 / 3) / math.sqrt(v / 4 + v / 5 + wander))
@@ -91,15 +91,15 @@ def test_values_weigh_as_their_prompts():
     levels, _ = follow([10.0] * 5 + [6.0, 9.0, 6.0, 3.0], weight=weight)
     # Without the 3: (8 * 6 + 8 * 9 + 24 * 6) / 40.
     assert one(levels.recent_EF) == pytest.approx(264 / 40)
-    # Two neighbours of weights 24 and 8 differ by v (1 / 24 + 1 / 8).
+    # The variance of the difference of neighbours with weights 24 and 8 is v (1 / 24 + 1 / 8).
     levels, _ = follow([10.0, 11.0], weight=[24, 8])
     assert one(levels.noise_EF) == pytest.approx(1 / (1 / 24 + 1 / 8))
 
 
 @pytest.mark.medium
 def test_how_many_values_are_compared():
-    """A third on either side, at least 5 and 4, of at most `recent` steps and 100 values; of more
-    than 60 steps, the level is of all but 40."""
+    """A third at either end, at least 5 and 4 values, of at most 100 values and `recent` steps.
+    After more than 60 steps, the level is of all steps but the last 40."""
     for count, level_n, recent_n in (
         (9, 5, 4),
         (12, 5, 5),
@@ -109,16 +109,16 @@ def test_how_many_values_are_compared():
         (330, 100, 15),
     ):
         ramp = np.arange(1.0, count + 1)
-        levels, _ = follow(ramp + 1e6)  # a rise: without the lowest first, the highest last
+        levels, _ = follow(ramp + 1e6)  # a rise: drops the lowest first and highest last value
         assert one(levels.level_values_EF) == level_n
         assert one(levels.level_EF) == pytest.approx(1e6 + ramp[1:level_n].mean(), abs=0.1)
         last = ramp[-recent_n:-1] if recent_n > 2 else ramp[-recent_n:]
         assert one(levels.recent_EF) == pytest.approx(1e6 + last.mean(), abs=0.1)
-    # Every fifth step: 15 steps are three values, of which six are the fewest.
+    # Every fifth step: 15 steps hold three values, but the minimum is six.
     ramp = np.arange(1.0, 31)
     levels, _ = follow(ramp + 1e6, steps=range(5, 151, 5))
     assert one(levels.recent_EF) == pytest.approx(1e6 + ramp[-SPARSE:-1].mean(), abs=0.1)
-    # The newest 40 steps, eight values, are not of the level.
+    # The level leaves out the newest 40 steps, which hold eight values.
     assert one(levels.level_values_EF) == 22
     assert one(levels.level_EF) == pytest.approx(1e6 + ramp[1:22].mean(), abs=0.1)
 
@@ -146,7 +146,7 @@ def test_slow_wandering_is_measured_and_noise_is_not_taken_for_it():
     rng = np.random.default_rng(0)
     R, T = 60, 300
     noise_RT = 10 + rng.normal(size=(R, T))
-    slow_RT = 2 * rng.normal(size=(R, T))  # AR(1) of standard deviation 2
+    slow_RT = 2 * rng.normal(size=(R, T))  # AR(1) with standard deviation 2
     for t in range(1, T):
         slow_RT[:, t] = 0.9 * slow_RT[:, t - 1] + np.sqrt(1 - 0.9**2) * slow_RT[:, t]
     slow_RT += noise_RT
@@ -158,8 +158,8 @@ def test_slow_wandering_is_measured_and_noise_is_not_taken_for_it():
 
 @pytest.mark.medium
 def test_blocks_of_noise_say_nothing_of_wandering():
-    """What blocks say of it is as good as their noise is small; most of a noisy figure's w^2 is the
-    prior's, whatever they show."""
+    """The weight of the blocks falls with their noise; most of a noisy figure's w^2 comes from the
+    prior, whatever the blocks show."""
     rng = np.random.default_rng(0)
     test = comparison(prior_F=np.array([0.14]))
     for noise, weight in ((0.02, 10.0), (0.4, 0.5)):
@@ -200,7 +200,7 @@ def test_a_level_rises_to_what_was_surely_reached_and_does_not_fall():
     levels, _ = follow(values)
     assert 15 < one(levels.level_EF) < 30  # below the mean of 30, at its lower end
     crash, z_RT = follow(np.concatenate([values, np.full(20, 12.0)]))
-    assert z_RT[0, -1] > bound(np.array(130))  # though it is above where the run began
+    assert z_RT[0, -1] > bound(np.array(130))  # though it is above the run's start
     assert one(crash.level_EF) == pytest.approx(one(levels.level_EF), rel=0.05)
     kept, _ = follow(values, comparison(rise_F=np.array([np.inf])))
     assert one(kept.level_EF) == pytest.approx(values[:70].mean(), rel=0.02)
@@ -231,7 +231,7 @@ def test_what_is_kept_is_enough_for_what_is_compared():
 
 
 def noisy(rng, runs, steps, relative, tails):
-    """Figures around 1 with noise of that share of them: gamma, Student's t(3) or normal."""
+    """Figures around 1 with relative noise: gamma, Student's t(3) or normal."""
     if tails == "gamma":
         return rng.gamma(1 / relative**2, size=(runs, steps)) * relative**2
     draws = (
@@ -246,7 +246,7 @@ TIGHT = comparison(prior_F=np.array([0.05]))
 
 
 def fallen(value_RT, **options):
-    """Where figures are surely below 0.63 of their level, as the alarm wants it, bool [R, T]."""
+    """Where figures are surely below 0.63 of their level, as for the alarm; bool [R, T]."""
     R, T = value_RT.shape
     levels, found = init_levels(R, 1), []
     steps, weight_T = (
@@ -286,7 +286,7 @@ def test_falls_to_half_are_seen(every):
 
 @pytest.mark.medium
 def test_a_change_of_weights_is_no_change():
-    """A third of the prompts: means of a third of the draws, of the same mean."""
+    """A third of the prompts: means of a third of the draws, with the same expectation."""
     rng = np.random.default_rng(0)
     weight = np.array([24.0] * 200 + [8.0] * 200)
     values = 1 + rng.normal(size=(300, 400)) / np.sqrt(weight)

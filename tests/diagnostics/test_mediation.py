@@ -1,4 +1,4 @@
-"""diagnostics/mediation.py: against a dense forward pass of this file's own, with masks."""
+"""diagnostics/mediation.py, against a dense forward pass with masks, written in this file."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ FILLER = 7
 @pytest.fixture(scope="module")
 def params():
     made = init_params(CONFIG, jax.random.key(3))
-    # Larger than at a start, so that what is blocked matters.
+    # Larger than initial values, so that blocked attention matters.
     return jax.tree.map(lambda x: 4 * x + 0.1, made)
 
 
@@ -50,7 +50,7 @@ def episodes():
     return [reply(rng, i // 2, i % 2, *size) for i, size in enumerate(sizes)]
 
 
-# ---- a forward pass with any mask, of embeddings ------------------------------------------------
+# ---- a forward pass from embeddings, with any mask ----------------------------------------------
 
 
 def norm(x, weight):
@@ -94,7 +94,7 @@ def by_hand(params, turn):
     spoken = turn.sampled[:last]
 
     def table(x, z, ending, blocked=()):
-        """(log p [action, V], embeddings -> loss) where pairs of regions do not see each other."""
+        """(log p [action, V], embeddings -> loss, ...), attention blocked between region pairs."""
         tokens = np.concatenate([x, z, ending])
         region = np.repeat([0, 1, 2], [len(x), len(z), len(ending)])
         mask = np.tril(np.ones((len(tokens), len(tokens)), bool))
@@ -166,7 +166,7 @@ def test_rows_of_a_call_and_their_order_change_nothing(params, episodes):
 
 
 def test_a_policy_that_reads_nothing_but_its_last_token(params, episodes):
-    """No attention: prompt and reasoning can reach no action, and are given no part in it."""
+    """No attention: neither prompt nor reasoning can affect an action, and their effects are 0."""
     deaf = jax.tree.map(jnp.array, params)
     deaf["layers"]["o"]["kernel"] = jnp.zeros_like(deaf["layers"]["o"]["kernel"])
     figures = measured(deaf, episodes)
@@ -190,7 +190,7 @@ def test_replies_without_reasoning_or_action_are_left_out(params, episodes):
 
 
 def test_a_head_of_its_own(episodes):
-    """Untied: the gradient of the embedding table leaves the head alone."""
+    """Untied weights: the gradient of the embedding table does not include the head."""
     config = dataclasses.replace(CONFIG, tied=False)
     untied = jax.tree.map(lambda x: 4 * x, init_params(config, jax.random.key(3)))
     tied = {name: x for name, x in untied.items() if name != "head"}

@@ -1,7 +1,7 @@
-"""Cross-scoring and information of models whose information is known, because it was built in.
+"""Cross-scoring and information of models with built-in, known information.
 
-One layer of even attention over the prompt, whose values pass straight through: an output logit
-is in proportion to the share of the prompt's tokens that are that token.
+The models have one layer of uniform attention over the prompt, whose values pass through unchanged:
+a token's output logit is proportional to its fraction of the prompt's tokens.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ FILLER = [39, 38, 37]
 
 
 def planted(*, attention, certainty, size=V):
-    """A policy that repeats ids it read: `attention` 0 = it reads nothing behind the last token."""
+    """A policy that repeats ids it read; with `attention` 0 it reads the last token alone."""
     config = ModelConfig(
         vocab_size=size,
         width=size,
@@ -62,7 +62,7 @@ def next_token(model, params, tokens_MT, position):
 
 
 def sample(policy, *, tokens, seed):
-    """(reasonings drawn from the policy itself token by token, p_MV of their last token)."""
+    """(reasonings sampled from the policy token by token, p_MV of their last token)."""
     rng = np.random.default_rng(seed)
     start = len(PROMPTS[0])
     tokens_MT = np.zeros((len(PROMPT_M), start + 4), int)  # padded on the right
@@ -95,7 +95,7 @@ def test_copying_the_prompts_id_is_log_n():
 @pytest.mark.parametrize("attention", [0.0, 1e-4])
 @pytest.mark.parametrize("seed", range(3))
 def test_ignoring_the_prompt_is_within_its_interval_of_zero(attention, seed):
-    # 1e-4: the prompt still moves the scores, hardly more than a float32 is rounded.
+    # 1e-4: the prompt still changes the scores, by little more than float32 rounding.
     policy = planted(attention=attention, certainty=3.0)
     scores = scored(policy, sample(policy, tokens=4, seed=seed)[0])
     figures = information_metrics(*scores, PROMPT_M)
@@ -107,8 +107,8 @@ def test_ignoring_the_prompt_is_within_its_interval_of_zero(attention, seed):
 
 
 def test_a_noisy_copy_has_the_information_of_its_channel():
-    # p(own id) = a, p(any other token) = b. Over N prompts an id's marginal is
-    # (a + (N - 1) b) / N, that of another token b, which says nothing.
+    # p(own id) = a, p(any other token) = b. Over N prompts the marginal of an id is
+    # (a + (N - 1) b) / N, and that of a token that names no prompt is b: it carries no information.
     policy = planted(attention=50.0, certainty=2.3)
     drawn = [sample(policy, tokens=1, seed=seed) for seed in range(4)]
     reasonings, p_MV = [z for found, _ in drawn for z in found], drawn[0][1]
@@ -141,18 +141,18 @@ def next_of_rows(model, params, tokens_BT, position_B):
 
 
 def repeater(tokenizer, words):
-    """A policy that says `words` alone: those that its prompt and its reasoning hold, by share."""
+    """A policy that says only `words`, each by its fraction of the prompt and the reasoning."""
     size = len(tokenizer) + len(tokenizer) % 2
     ids = tokenizer.convert_tokens_to_ids(words)
     model, params = planted(attention=50.0, certainty=0.0, size=size)
     head = params["head"]
     head[ids, ids] = 30.0
-    head[ids, tokenizer.convert_tokens_to_ids("<|im_start|>")] = 100.0  # in every prompt
+    head[ids, tokenizer.convert_tokens_to_ids("<|im_start|>")] = 100.0  # a token of every prompt
     return model, params
 
 
 def play(policy, chat, observe, make_turn, make_episode, *, seed=0):
-    """Episodes whose reasonings the policy itself draws; observe(room, turn) is what is shown."""
+    """Episodes with reasonings sampled from the policy; observe(room, turn) is the observation."""
     rng = np.random.default_rng(seed)
     ending = chat.reply_ids("</think><answer>Up</answer>")
     played = [(room, member, []) for room in range(ROOMS) for member in range(MEMBERS)]
@@ -183,7 +183,7 @@ def play(policy, chat, observe, make_turn, make_episode, *, seed=0):
 
 
 def forms(policy, tokenizer, observe, make_turn, make_episode, *, context="full", seed=0):
-    """{form: {figure: value}} of collapse/*, and the distinct prompts' bound of each."""
+    """{form: {figure: value}} of collapse/*, with the bound from the distinct prompts for each."""
     chat = make_chat(
         tokenizer,
         Sokoban(),
@@ -211,7 +211,7 @@ def test_a_policy_that_repeats_its_own_words(words_tokenizer, make_turn, make_ep
     policy = repeater(words_tokenizer, WORDS)
 
     def observe(room, t):
-        return f"room {room}"  # no word that it says
+        return f"room {room}"  # not one of the policy's words
 
     found = forms(policy, words_tokenizer, observe, make_turn, make_episode, context=context)
     plain, within, stripped = (
@@ -230,7 +230,7 @@ def test_a_policy_that_tells_the_turn_number(words_tokenizer, make_turn, make_ep
     policy = repeater(words_tokenizer, WORDS)
 
     def observe(room, t):
-        return WORDS[t] * 6**t + f" {room}"  # the newest word outweighs all before it
+        return WORDS[t] * 6**t + f" {room}"  # the newest word outweighs all earlier words
 
     found = forms(policy, words_tokenizer, observe, make_turn, make_episode)
     plain = found["trajectory"]["mi_seq"]
@@ -238,7 +238,7 @@ def test_a_policy_that_tells_the_turn_number(words_tokenizer, make_turn, make_ep
     assert found["trajectory"]["retrieval_p"] < 0.01
     for form in ("trajectory_within_depth", "trajectory_stripped_within_depth"):
         assert abs(found[form]["mi_seq"]) < 0.02 and found[form]["retrieval_p"] > 0.01
-    # Its words are in the observations, too.
+    # Its words are also in the observations.
     assert found["trajectory_stripped"]["mi_seq"] > 0.8 * math.log(TURNS)
 
 

@@ -1,5 +1,5 @@
-"""regimes.py: which figures are signs, which signs are an alarm, and what it does. When a figure
-has left its level is tested by test_levels.py."""
+"""regimes.py: which figures are signs, which signs raise an alarm, and the alarm's actions. When a
+figure has left its level is tested in test_levels.py."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from ragen_jax.run.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.fast
 
-# All the figures of a step, as a run starts.
+# All figures of a step at the start of a run.
 START = {
     "collapse/first_turn/own_margin": 20.0,
     "collapse/first_turn/mi_upper_bound": math.log(8),
@@ -51,13 +51,13 @@ SHORT = {
     "grounded": "reasoning/grounded_rate",
     "length": "rollout/response_length",
 }
-BEFORE = 15  # steps of START
-AFTER = 8  # steps after which the recent mean, of a third of all, is of these alone
+BEFORE = 15  # number of steps of START
+AFTER = 8  # number of steps that fill the recent mean, which covers a third of all steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The config's section, and constants of the module that differ."""
+    """The config section, and the module constants that differ."""
 
     section: Regimes = Regimes()
     constants: dict = dataclasses.field(default_factory=lambda: dict(FALL=regimes.FALL))
@@ -67,7 +67,7 @@ DEFAULT = Rules()
 
 
 def settings(*, mi_sign=0.25, clear_patience=3, tighten=None, **changes):
-    """Fractions that are easy to count with, and those changed."""
+    """Fractions that are easy to calculate with, and the given changes."""
     fall = dict.fromkeys((*FALLING, *EITHER), 0.25) | dict(mi_sign=mi_sign)
     rise = dict.fromkeys(EITHER, 4.0)
     section = Regimes(tighten=Tighten(**(tighten or dict(every=2))), **(dict(mi=0.25) | changes))
@@ -81,8 +81,8 @@ def update(state, rules, rows, labels=("",)):
 
 
 def row(**figures):
-    """START with figures changed by their short names (mi_ci95: its half-width; `both`: of both
-    scopes); None leaves one out."""
+    """START with figures changed by their short names (mi_ci95: its half-width; `both`: both
+    scopes); None removes a figure."""
     if "both" in figures:
         figures |= dict.fromkeys(("mi", "mi2"), figures.pop("both"))
     found = dict(START)
@@ -93,7 +93,7 @@ def row(**figures):
 
 
 def run(steps, rules, state=None):
-    """(state, metrics of each step, [(step from 1, action)]) after BEFORE steps of START."""
+    """(state, metrics of each step, [(step, from 1; action)]) after BEFORE steps of START."""
     if state is None:
         state, _, _ = run([row()] * BEFORE, rules, init_regimes())
     history, fired = [], []
@@ -109,7 +109,7 @@ def alarms(steps, rules):
 
 
 def on(figures, rules):
-    """Whether a change that lasts is an alarm at its end."""
+    """Whether a lasting change ends in an alarm."""
     return alarms([figures] * AFTER, rules)[-1]
 
 
@@ -131,9 +131,9 @@ def test_the_four_regimes():
 
 def test_both_scopes_are_one_figure_their_mean():
     _, history, _ = run([row(mi=4.0, mi2=14.0)] * AFTER, settings())
-    # Of logarithms of 1 + a margin.
+    # The mean of log(1 + margin).
     assert history[-1]["regime/mi_relative"] == pytest.approx(((5 * 15) ** 0.5 - 1) / 20)
-    # A step may have one of them alone; that no step has the other is nothing new.
+    # A run may have one scope alone; the missing scope is not a change.
     alone = [row(mi2=None)] * BEFORE + [row(mi=9.0, mi2=None)] * AFTER
     _, history, _ = run(alone, settings(), init_regimes())
     assert history[-1]["regime/mi_relative"] == pytest.approx(9 / 20)
@@ -143,14 +143,14 @@ def test_rows_with_the_mean_margin_alone_are_read_as_of_rooms_that_are_alike():
     logs = {f"{scope}/own_margin_log": math.log(10) for scope in SCOPES}
     _, history, _ = run([row(both=9.0)] * AFTER, settings())
     steps = [row(both=1e3) | {key: math.log(21) for key in logs}] * BEFORE
-    steps += [row(both=1e3) | logs] * AFTER  # the logarithms count
+    steps += [row(both=1e3) | logs] * AFTER  # the logarithms are used
     _, by_logs, _ = run(steps, settings(), init_regimes())
     assert by_logs[-1]["regime/mi_relative"] == pytest.approx(9 / 20)
     assert by_logs[-1]["regime/mi_relative"] == pytest.approx(history[-1]["regime/mi_relative"])
 
 
 def rooms_that_differ(rng, runs, steps, fall_at, left):
-    """Rows of steps of 8 rooms whose margins are log-normal (1.2) around 8, [T] lists of R."""
+    """Rows of steps of 8 rooms whose margins are log-normal (1.2) around 8: [T] lists of R rows."""
     found = []
     for step in range(1, steps + 1):
         margin_RG = 8 * (left if step > fall_at else 1) * np.exp(1.2 * rng.normal(size=(runs, 8)))
@@ -169,7 +169,7 @@ def rooms_that_differ(rng, runs, steps, fall_at, left):
 
 @pytest.mark.medium
 def test_a_fall_of_rooms_that_differ_is_seen_within_15_steps():
-    """From margins whose mean varies by half from step to step, for which rooms are drawn."""
+    """The mean of the margins varies by half from step to step, with the rooms that are drawn."""
     rules, labels = DEFAULT, [""] * 60
     state, on = init_regimes(60), []
     for rows in rooms_that_differ(np.random.default_rng(0), 60, 115, 100, 0.36):
@@ -182,7 +182,7 @@ def test_a_fall_of_rooms_that_differ_is_seen_within_15_steps():
 
 
 def test_a_shallow_fall_must_be_surer_than_a_deep_one(monkeypatch):
-    """What is between 0.5 and 0.63 of its level must be above the bound by 0.6 as well."""
+    """A figure between 0.5 and 0.63 of its level must exceed the bound by 0.6 as well."""
 
     def measured(above, *args):
         levels, z_EF = regimes.levels_update(*args)
@@ -205,7 +205,7 @@ def test_a_reply_that_gets_longer_by_tokens_that_carry_nothing_changes_no_inform
     assert not fired and history[-1]["regime/mi_relative"] == pytest.approx(1)
     assert history[-1]["regime/index"] == 0
     shorter = row(length=4.0, both=10.0) | {"collapse/first_turn/mi_released": 1.5}
-    assert on(shorter, DEFAULT)  # and the other way round
+    assert on(shorter, DEFAULT)  # the reverse holds as well
 
 
 def test_steps_without_a_figure_leave_it_as_it_is():
@@ -227,16 +227,16 @@ def test_first_steps_are_no_signs():
 
 @pytest.mark.medium
 def test_cleared_after_some_steps_nearer_to_the_level():
-    # Levels: a sign below 0.25 of the start (5), ended at 0.25 ** 0.5 of it (10) and above.
+    # A sign begins below 0.25 of the start (5) and ends above 0.25 ** 0.5 of it (10).
     middle, better = row(both=9.0), row(both=11.0)
     assert alarms([BAD] * AFTER + [middle] * 30, settings())[-1] == 1
     on_at = alarms([BAD] * AFTER + [better] * 30, settings())
     cleared = on_at.index(0, AFTER)
-    # The mean of the last third is above 10 from its last BAD on; then three steps.
+    # The mean of the last third exceeds 10 after its last BAD has left; then three steps follow.
     assert cleared < AFTER + 16 and set(on_at[cleared:]) == {0}
     assert alarms([BAD] * AFTER + [better] * 30 + [BAD] * 16, settings())[-1] == 1
 
-    # Patience is in steps: where a figure comes every fifth step, two values are enough.
+    # Patience counts steps: with a figure every fifth step, two values are enough.
     def spaced(value, first, count):
         return [row(both=value) | {"step": first + 5 * i} for i in range(count)]
 
@@ -266,15 +266,15 @@ def test_what_is_an_alarm():
         row(grounded=0.01),
         row(length=1.0, h=9.0),
         row(think=0.3, action=0.2),
-        row(mi=1.0, mi2=20.0),  # one scope lost all: more than half of the two is left
+        row(mi=1.0, mi2=20.0),  # one scope lost everything, but more than half of the mean is left
     ):
         assert not on(figures, rules)
-    # A smaller fall of the information is a sign: an alarm with another.
+    # A smaller fall of the information is a sign: it needs another sign to raise an alarm.
     laxer = settings(mi_sign=0.5)
     for figures in (row(both=9.0, action=0.1), row(both=9.0, h=1.1), row(both=9.0, length=4.9)):
         assert on(figures, laxer) and not on(figures, rules)
     assert not on(row(both=9.0), laxer)
-    # Both are one kind, and nothing else that a matrix of scores gives is a figure at all.
+    # Both scopes are one kind of sign, and no other figure from a score matrix is a sign.
     for share in (0.01, 0.25, 0.5):
         _, history, _ = run([BAD] * AFTER, settings(mi_sign=share))
         assert history[-1]["regime/signs"] == 1
@@ -287,7 +287,7 @@ def test_what_is_an_alarm():
 
 
 def test_wide_intervals_of_rates_hide_no_fall():
-    """A rate near 1 of eight groups has an interval of a third, and hardly moves."""
+    """A rate near 1 over eight groups has an interval of a third, and hardly varies."""
     wide = {f"{SHORT[name]}_ci95": 0.35 for name in ("think", "action")}
     steps = [row(think=0.98) | wide] * 20 + [row(think=0.85, action=0.4) | wide] * AFTER
     _, history, _ = run(steps, DEFAULT, init_regimes())
@@ -308,7 +308,7 @@ def test_the_reason_has_the_numbers():
         "sokoban: signs of collapse: own-prompt margin 2, 0.10 of its level 20; regime: "
         "template collapse (regimes)"
     ]
-    # At a step without those figures, a rule that still fires says what was last seen.
+    # At a step without those figures, a rule that still fires reports the last known values.
     rest = {key: value for key, value in START.items() if "collapse" not in key}
     rules = settings(action="stop")
     _, _, alarms = update(run([BAD] * AFTER, rules)[0], rules, [rest])
@@ -320,7 +320,7 @@ def test_every_environment_has_its_own_alarm():
     state = init_regimes(3)
     for _ in range(BEFORE):
         state, _, _ = update(state, rules, [row(), row(both=500.0), row()], labels)
-    # The mean over the three hardly moves.
+    # The mean over the three environments hardly changes.
     found = []
     for _ in range(AFTER + 2):
         state, metrics, fired = update(state, rules, [row(), row(both=500.0), BAD], labels)
@@ -332,7 +332,7 @@ def test_every_environment_has_its_own_alarm():
 
 @pytest.mark.medium
 def test_actions():
-    """An alarm, its end, and another alarm: what each action fires."""
+    """An alarm, its end, and another alarm: the steps at which each action fires."""
     garbage = row(think=0.1, action=0.1)
     steps = [garbage] * 14 + [row()] * 30 + [BAD] * 16
     shown = alarms(steps, settings())
@@ -364,11 +364,11 @@ def test_tightening_lowers_the_filters_value_to_a_floor():
     scales = [metrics["regime/filter_scale"] for metrics in history]
     assert scales[:first] == [1.0] * first
     assert scales[first : first + 6] == pytest.approx([0.5, 0.5, 0.25, 0.25, 0.2, 0.2])
-    assert state.filter_scale_E == np.float32(0.2)  # and stays tight after the alarm
+    assert state.filter_scale_E == np.float32(0.2)  # it stays tight after the alarm
     before, _, _ = run([BAD] * (AFTER - 1), settings(mi=0.01))
     _, _, found = update(before, rules, [BAD])
     assert "; filter.value is now multiplied by 0.5 (regimes)" in found[0].reason
-    # Other actions leave it.
+    # Other actions leave the filter unchanged.
     assert run(steps, settings())[0].filter_scale_E == 1
     assert "regime/filter_scale" not in run(steps, settings())[1][-1]
 
@@ -398,14 +398,14 @@ def test_a_resumed_run_is_the_whole_one(tmp_path):
     rules = settings(action="tighten", tighten=dict(every=3, factor=0.9, least=0.3))
     whole, history, fired = run(steps, rules, init_regimes())
     assert {metrics["regime/alarm"] for metrics in history} == {0, 1}
-    for cut in (1, 14, 33, 50):  # inside the first steps, before, at and after an alarm
+    for cut in (1, 14, 33, 50):  # inside the first steps; before, during and after an alarm
         state, *before = run(steps[:cut], rules, init_regimes())
         checkpoints = Checkpoints(tmp_path / str(cut))
         checkpoints.save(cut, state)
         checkpoints.manager.wait_until_finished()
         restored = checkpoints.restore(cut, init_regimes())
         checkpoints.close()
-        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as arrays of a TrainState
+        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as TrainState arrays
             resumed, *after = run(steps[cut:], rules, kind)
             assert before[0] + after[0] == history
             assert before[1] + [(step + cut, action) for step, action in after[1]] == fired

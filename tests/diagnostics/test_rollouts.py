@@ -1,4 +1,4 @@
-"""rollout/* and collect/* figures where the environment does not say which episodes are solved."""
+"""rollout/* and collect/* figures if the environment does not report which episodes succeed."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ RETURNS = np.array([[0.0, 0.0], [1.0, 1.0]])
 
 @pytest.fixture
 def episodes(make_turn, make_episode):
-    """Two groups of two episodes of two turns, whose last infos are those given."""
+    """Two groups of two episodes of two turns, with the given last infos."""
 
     def make(*infos, success=(False,) * 4):
         turns = [make_turn([3], [4, 5]) for _ in infos]
@@ -47,7 +47,7 @@ def test_figures_of_success_are_left_out_where_it_is_undefined(episodes):
 
 
 def test_an_episode_that_is_told_defines_success(episodes):
-    """Others may not have come to their end, which is where many environments say so."""
+    """The other episodes may not have ended; many environments report success only at the end."""
     played = episodes(
         UNDEFINED, {"success": True}, UNDEFINED, UNDEFINED, success=(False, True, False, False)
     )

@@ -43,7 +43,7 @@ FIGURES = (*FIGURES, "retrieval_acc")
 
 @pytest.fixture
 def episodes(make_turn, make_episode):
-    """G * K episodes; a reasoning's first id tells group, member and turn: 100 g + 10 k + t."""
+    """G * K episodes; a reasoning's first id encodes group, member and turn: 100 g + 10 k + t."""
     return [
         make_episode(
             g,
@@ -59,13 +59,13 @@ def episodes(make_turn, make_episode):
 
 
 def named(turns):
-    """(group, member, turn) of each turn, by its reasoning."""
+    """(group, member, turn) of each turn, read from its reasoning."""
     first = [int(reasoning_ids(turn)[0]) for turn in turns]
     return [(z // 100, z // 10 % 10, z % 10) for z in first]
 
 
 def without_reasoning(episode, turns=range(TURNS)):
-    """The episode with some turns' reasonings unclosed."""
+    """The episode with unclosed reasonings in the given turns."""
     changed = [
         dataclasses.replace(turn, reasoning=(0, 0)) if t in turns else turn
         for t, turn in enumerate(episode.turns)
@@ -100,7 +100,7 @@ def test_first_turns_are_spread_evenly_and_at_most_samples(episodes, samples):
     counts = np.bincount(prompt_M, minlength=G)
     assert counts.max() - counts.min() <= 1
     for (g, _, _), n in zip(named(turns), prompt_M, strict=True):
-        assert prompts[n][0] == g  # the prompt that it was sampled under
+        assert prompts[n][0] == g  # the prompt that it was sampled from
 
 
 def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
@@ -154,7 +154,7 @@ def test_draws_depend_on_seed_step_and_environment_alone(episodes, monkeypatch):
     def draw(**words):
         sizes = ScopeSizes(first_turn_samples=8, trajectory_samples=10, micro_batch=4)
         collapse_metrics(None, None, episodes, sizes, ScopeKey(**words))
-        return drawn[-1]  # the trajectory scope comes last
+        return drawn[-1]  # the trajectory scope is scored last
 
     words = [
         dict(seed=seed, step=step, environment=environment)
@@ -194,7 +194,7 @@ SIZES = ScopeSizes(first_turn_samples=8, trajectory_samples=20, micro_batch=4)
 
 
 def random_scores(model, params, prompts, reasonings, *, micro_batch):
-    """Finite, and equal under equal prompts."""
+    """Finite scores, equal for equal prompts."""
     rng = np.random.default_rng(len(reasonings))
     prompt_of = {tuple(prompt): rng.normal() for prompt in map(np.ndarray.tolist, prompts)}
     score_N = [prompt_of[tuple(prompt.tolist())] for prompt in prompts]
@@ -202,7 +202,7 @@ def random_scores(model, params, prompts, reasonings, *, micro_batch):
 
 
 class BareChat:
-    """Takes the last id out of a prompt that shows an earlier turn."""
+    """Removes the last id of a prompt that shows an earlier turn."""
 
     def without_reasoning(self, turns, message, prompt, spans):
         assert all(len(reasoning_ids(turn)) for turn in turns)
@@ -210,7 +210,7 @@ class BareChat:
 
 
 def figures_of(scope, scores, sample, ids, index, **case):
-    """collapse/<scope>/* by hand."""
+    """collapse/<scope>/*, computed by hand."""
     score_MN, length_M = scores
     case = dict(prompt_id_N=ids, **case)
     part_N = case.get("part_N")
@@ -254,7 +254,7 @@ def test_figures_are_of_the_scopes_own_scores_prompts_groups_and_depths(episodes
         ids = [str(prompt) for prompt in shown]
         want |= figures_of(scope, scores, sample, ids, index, **case)
     assert got == pytest.approx(want, rel=1e-9)
-    # First turns of a group show the same prompt, and so do later turns once they are stripped.
+    # First turns of a group show the same prompt, and so do its later turns after stripping.
     prompts = [tuple(prompt.tolist()) for prompt in later.prompts]
     assert len(set(prompts)) < 20 and len({p[:2] for p in prompts}) < len(set(prompts))
 
@@ -278,12 +278,12 @@ def test_which_forms_there_are(episodes, monkeypatch):
     stripped = {"trajectory_stripped", "trajectory_stripped_within_depth"}
     assert forms(episodes, chat=BareChat()) == (plain | stripped, 3)
 
-    class NoHistory:  # of single turns, whose prompts show no earlier reply
+    class NoHistory:  # like single turns, whose prompts show no earlier reply
         def without_reasoning(self, turns, message, prompt, spans):
             return prompt
 
     assert forms(episodes, chat=NoHistory()) == (plain, 2)
-    # One group has one first prompt, single turns no earlier reply.
+    # One group has one first prompt; single turns show no earlier reply.
     assert "first_turn" in forms(episodes[: 2 * K])[0]
     assert "first_turn" not in forms(episodes[:K])[0]
     single = [dataclasses.replace(episode, turns=episode.turns[:1]) for episode in episodes]
@@ -323,7 +323,7 @@ def test_forms_of_real_rollouts(agent, context):
     stripped = {"trajectory_stripped", "trajectory_stripped_within_depth"}
     assert {name.split("/")[1] for name in plain} == forms - stripped
     assert forms & stripped == (set() if context == "single_turn" else stripped)
-    # The depths hold fewer prompts each, so that there is less to tell.
+    # Each depth holds fewer prompts, so its bound is lower.
     bounds = [
         found[f"collapse/{form}/mi_upper_bound"]
         for form in ("trajectory_within_depth", "trajectory")
@@ -339,7 +339,7 @@ def test_forms_of_real_rollouts(agent, context):
         bare.append(ids)
         shown = before[-1 if context == "window" else -9 :]
         if any("</think>" not in chat.text(turn.sampled) for turn in shown):
-            continue  # which the agent, another one on each kind of machine, may have said
+            continue  # the agent, which varies between machines, left a reasoning open
         assert len(ids) == len(turn.prompt) - sum(turn.reasoning[1] for turn in shown)
         text = re.sub(closed, "<think></think>", chat.text(turn.prompt))
         assert chat.text(ids) == text
@@ -352,7 +352,7 @@ def test_forms_of_real_rollouts(agent, context):
     for name, value in want.items():
         got = found[f"collapse/trajectory_stripped/{name}"]
         assert got == pytest.approx(value, rel=2e-3, abs=2e-4), name
-    # The agent names what it sees. What it says behind a history that it never met is its own
-    # affair: nothing is asserted of stripped likelihoods here.
+    # The agent names the state that it sees. Its replies after an unfamiliar history are arbitrary,
+    # so stripped likelihoods are not checked here.
     for form in forms - stripped:
         assert found[f"collapse/{form}/retrieval_acc"] > found[f"collapse/{form}/retrieval_chance"]

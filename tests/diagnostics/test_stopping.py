@@ -1,4 +1,4 @@
-"""stopping.py: each rule by hand, warnings once a streak, a state that survives a checkpoint."""
+"""stopping.py: each rule by hand, one warning per streak, state that survives a checkpoint."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def settings(**changes):
 
 
 def run(steps, rules, state=None):
-    """(state, [(step from 1, rule, action)]) after some iterations' figures."""
+    """(state, [(step from 1, rule, action)]) after the given iterations' figures."""
     state, fired = state or init_stopping(), []
     for index, figures in enumerate(steps, 1):
         state, found = update_stopping(state, rules, **(FINE | figures))
@@ -45,12 +45,12 @@ def test_the_papers_numbers_are_the_defaults():
 
 
 def test_variance_below_a_share_of_the_first_iterations_mean():
-    # Three iterations of mean 4, so below 1 is bad. The first ones are never bad.
+    # Three iterations with mean 4, so a value below 1 is bad. The first three are never bad.
     rules = settings(variance__baseline=3, variance__ratio=0.25, variance__patience=2)
     variances = [0.0, 0.0, 12.0, 0.9, 1.0, 0.99, 0.5, 0.5, 3.0, 0.0, 0.0]
     steps = [dict(variance_E=[v]) for v in variances]
     state, fired = run(steps, rules)
-    # 0.9 is a streak of one that 1.0 (not below) ends; 0.99, 0.5, 0.5 and the last two are streaks.
+    # 0.9 starts a streak that 1.0 (not below) ends; 0.99, 0.5, 0.5 and the last two are streaks.
     assert fired == [(step, "variance", "stop") for step in (7, 8, 11)]
     assert (state.variance_sum_E, state.variance_count) == ([12.0], 3)
     assert state.variance_streak_E == [2]
@@ -75,7 +75,7 @@ def test_a_run_without_any_variance_from_the_start_is_not_a_collapse():
 
 
 def test_the_variance_of_each_environment_is_compared_with_its_own_start():
-    """Rewards of a hundred beside rewards of one: a mean would see the first alone."""
+    """Rewards around 100 next to rewards around 1: their mean would show only the former."""
     rules = settings(variance__baseline=2, variance__patience=2)
     first, fired = run([dict(variance_E=[100.0, 1.0])] * 2, rules, init_stopping(2))
     state, found = first, []
@@ -84,7 +84,7 @@ def test_the_variance_of_each_environment_is_compared_with_its_own_start():
         state, now = update_stopping(state, rules, **figures, labels=["large", "small"])
         found += [(step, one.action, one.reason) for one in now]
     assert fired == [] and [(step, action) for step, action, _ in found] == [
-        (2, "warn"),  # once about the one; the run continues on with the other
+        (2, "warn"),  # one warning for that environment; the run continues with the other
         (5, "stop"),
         (6, "stop"),
     ]
@@ -110,7 +110,7 @@ def test_empty_batches_in_a_row():
 
 
 def test_skipped_updates_in_a_row():
-    # Any number of an iteration's updates counts; the third iteration in a row stops.
+    # Any skipped update marks an iteration; the third marked iteration in a row stops the run.
     state, fired = run([dict(skipped=n) for n in (1, 4, 0, 2, 1, 1)], settings())
     assert fired == [(6, "nonfinite", "stop")]
     assert state.streak["nonfinite"] == 3
@@ -143,7 +143,7 @@ def test_warn_says_it_once_a_streak_and_off_never(rule):
     assert fired == [(step, rule, "stop") for step in (3, 4, 5, 8, 9)]
     state, fired = run(steps, settings(**others, **short, **{f"{rule}__action": "off"}))
     assert fired == []
-    # What was off goes on counting, so that it can be turned on for the rest of a run.
+    # A rule that is off still counts, so that it can be turned on for the rest of a run.
     streaks = state.streak | {"variance": state.variance_streak_E}
     assert streaks[rule] == 3
 
@@ -163,14 +163,14 @@ def test_a_resumed_run_fires_when_the_whole_one_does(tmp_path):
     rules = settings(empty__patience=3, success__patience=2, success__action="warn")
     whole, fired = run(steps, rules)
     assert {rule for _, rule, _ in fired} == set(RULES)
-    for cut in (4, 10, 25):  # inside and behind the first iterations
+    for cut in (4, 10, 25):  # inside and after the first iterations
         state, before = run(steps[:cut], rules)
         checkpoints = Checkpoints(tmp_path / str(cut))
         checkpoints.save(cut, state)
         checkpoints.manager.wait_until_finished()
         restored = checkpoints.restore(cut, init_stopping())
         checkpoints.close()
-        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as arrays of a TrainState
+        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as TrainState arrays
             resumed, after = run(steps[cut:], rules, kind)
             assert before + [(step + cut, *rest) for step, *rest in after] == fired
             assert jax.tree.map(np.array_equal, resumed, whole) == jax.tree.map(

@@ -1,7 +1,7 @@
-"""Intervals and the permutation test where prompts come in rooms: simulated batches of rooms.py.
+"""Intervals and the permutation test when prompts come in rooms (simulated_trajectories.py).
 
-What an interval is to cover is a figure's mean over batches of as many rooms and turns drawn anew,
-here the mean of four times as many other batches.
+An interval should cover a figure's mean over new batches with as many rooms and turns, here the
+mean of four times as many other batches.
 """
 
 import numpy as np
@@ -31,10 +31,10 @@ SIZES = [(8, 8), (16, 4)]
 
 
 def shares(simulate, measure, names, *, batches, seed=0):
-    """{name: (share of batches whose interval holds the truth, truth)}.
+    """{name: (fraction of batches whose interval holds the truth, truth)}.
 
     Args:
-      simulate: of a generator, a batch. measure: of (batch, whether with intervals), figures.
+      simulate: generator -> batch. measure: (batch, whether to compute intervals) -> figures.
     """
     rng = fresh(seed)
     truth = dict.fromkeys(names, 0.0)
@@ -69,13 +69,13 @@ def within_depth(turns, with_intervals):
 
 def of_actions(batch, with_intervals):
     args, keywords = batch
-    if not with_intervals:  # one group has none
+    if not with_intervals:  # one group has no intervals
         keywords = keywords | dict(group_N=np.zeros(len(keywords["group_N"])))
     return flow_metrics(*args, **keywords)
 
 
 def covers(found, batches, corners=()):
-    """Asserts a coverage of 0.90 to 0.98, less two binomial standard deviations."""
+    """Asserts a coverage of 0.90 to 0.98, with a margin of two binomial standard deviations."""
     least, most = (
         bound + side * 2 * np.sqrt(bound * (1 - bound) / batches)
         for bound, side in ((0.90, -1), (0.98, 1))
@@ -146,7 +146,7 @@ def test_flow_intervals_cover_at_more_strengths(strengths, rooms, turns, differ)
 
 
 def alarms(draws, *, in_groups=True, in_parts=False, permutations=199, **keywords):
-    """How many batches have p <= 0.05."""
+    """Number of batches with p <= 0.05."""
     rng, found = fresh(3), 0
     for seed in range(draws):
         score_MN, room_N, depth_N = styles(rng, **keywords)
@@ -164,7 +164,7 @@ def alarms(draws, *, in_groups=True, in_parts=False, permutations=199, **keyword
 @pytest.mark.parametrize("rooms, turns", SIZES)
 @pytest.mark.parametrize("style", [0.0, 0.7])
 def test_false_alarms_where_rooms_have_styles(rooms, turns, style):
-    # 20 of 400 are due, standard deviation 4.4.
+    # 20 of 400 are expected, standard deviation 4.4.
     found = alarms(400, rooms=rooms, turns=turns, style=style, scene=0.9)
     assert found <= 20 + 2.5 * 4.4
     assert found >= 20 - 3 * 4.4
@@ -172,7 +172,7 @@ def test_false_alarms_where_rooms_have_styles(rooms, turns, style):
 
 def test_dealing_singly_would_mistake_a_style_for_dependence():
     found = alarms(200, in_groups=False, rooms=8, turns=8, style=0.7, scene=0.9)
-    assert found >= 25  # 10 are due, standard deviation 3.1
+    assert found >= 25  # 10 are expected, standard deviation 3.1
 
 
 def test_dealing_by_room_finds_weak_dependence_as_well():
@@ -190,6 +190,6 @@ def test_false_alarms_of_all_kinds(rooms, turns, style, scene, missing, in_parts
     case = dict(rooms=rooms, turns=turns, style=style, scene=scene, missing=missing)
     found = alarms(1000, in_parts=in_parts, permutations=999, **case)
     print(case, in_parts, found)
-    # 50 are due, standard deviation 7; more where styled rooms have unequally many reasonings.
+    # 50 are expected, standard deviation 7; more if styled rooms differ in number of reasonings.
     styled = style > 0 and (missing > 0 or in_parts)
     assert found <= (150 if styled else 67)

@@ -1,4 +1,4 @@
-"""zscores.py: the moving average by hand, absent scopes, a state that survives a checkpoint."""
+"""zscores.py: the moving average by hand, absent scopes, state that survives a checkpoint."""
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.fast
 
 
 def step(scope, mi, std, mi_seq=0.0, std_seq=1.0):
-    """The figures of one scope that the z-scores read."""
+    """The figures of one scope from which the z-scores are computed."""
     figures = {"mi": mi, "marginal_std": std, "mi_seq": mi_seq, "marginal_std_seq": std_seq}
     return {f"collapse/{scope}/{name}": value for name, value in figures.items()}
 
 
 def test_by_hand():
     # Spread 2, 4, 0.5: averages 2, 0.9 * 2 + 0.1 * 4 = 2.2, 0.9 * 2.2 + 0.1 * 0.5 = 2.03.
-    # Of the sequence form 10, 30, 20: 10, 12, 12.8.
+    # The sequence form has 10, 30, 20: averages 10, 12, 12.8.
     state, found = init_zscores(SCOPES), []
     for figures in [(1.0, 2.0, 3.0, 10.0), (1.1, 4.0, 6.0, 30.0), (-0.5, 0.5, 6.4, 20.0)]:
         state, metrics = update_zscores(state, step("first_turn", *figures))
@@ -87,7 +87,7 @@ def test_a_resumed_run_gets_the_same_numbers(tmp_path):
         checkpoints.manager.wait_until_finished()
         restored = checkpoints.restore(cut, init_zscores(SCOPES))
         checkpoints.close()
-        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as arrays of a TrainState
+        for kind in (restored, jax.tree.map(jnp.asarray, state)):  # or as TrainState arrays
             resumed, after = run(kind, steps[cut:])
             assert before + after == expected
             for x, y in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):

@@ -1,4 +1,4 @@
-"""The commands in the code blocks of docs/: each runs, or is accepted as far as what is not here.
+"""The commands in the code blocks of docs/: each runs, or stops only where a resource is missing.
 
 Commands of README.md and docs/cli.md are run by tests/test_commands.py.
 """
@@ -17,14 +17,14 @@ from ragen_jax.run import load, start
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 STOPPED = "nothing is loaded here"
-# Files, folders and servers that pages name and readers have.
+# Files, folders and servers that pages name and that only readers have.
 ABSENT = ("train.parquet", "wiki-18.jsonl.gz", "FILE.jsonl", "index=words", "index=vectors")
-# What a run only keeps for `evaluate --gradients`.
+# page: field that a run sets only for `evaluate --gradients`
 KEPT = {"results/gradient_buckets.md": "diagnose.gradients_groups"}
 
 
 def plain(text):
-    """A command without its comment, of any run, and of any step that it has."""
+    """The command without its comment, with one run name, and without --step."""
     words = shlex.join(shlex.split(text, comments=True))
     return re.sub(r" --step=\d+", "", re.sub(r"\bruns/\w+", "runs/NAME", words))
 
@@ -34,14 +34,14 @@ OWN = [command for command in HERE if plain(command.text) not in set(map(plain, 
 
 
 def of(*modules):
-    """Those of some modules, without what another page has written already."""
+    """The commands of the modules, without those that another page has as well."""
     own = {plain(command.text): command for command in reversed(OWN)}.values()
     return [c for c in reversed(own) if c.text.split()[0].removeprefix("ragen_jax.") in modules]
 
 
 @pytest.fixture
 def reader(language_model, tmp_path, monkeypatch):
-    """reader(command): its words where a reader starts it, with files of the pages at hand."""
+    """reader(command): its words, in a folder with the files that the pages describe."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     pages = [ROOT / f"docs/environments/{name}.md" for name in ("own", "engines")]
     text = "".join(page.read_text() for page in pages)
@@ -85,7 +85,7 @@ def test_what_stands_in_a_block():
 
 
 def accepted(words, code, err):
-    """Whether a command got as far as something that is not here, and not less far."""
+    """Whether a command stopped at a missing resource, and not before."""
     (line,) = err.splitlines()
     absent = [name.partition("=")[2] or name for name in ABSENT if name in " ".join(words)]
     return code == 2 and any(x in line for x in (STOPPED, *absent)) and "flag" not in line.lower()
@@ -93,7 +93,7 @@ def accepted(words, code, err):
 
 @pytest.mark.parametrize("command", of("train"), ids=str)
 def test_a_training_command_starts(command, reader, monkeypatch):
-    """Up to the model; every field that it sets is read, by the run or later."""
+    """Runs up to the model; the run or a later command reads every field that the command sets."""
     monkeypatch.setattr(load, "load_policy", stop)
     monkeypatch.setattr(start, "load_policy", stop)
     words = reader(command.text)

@@ -1,4 +1,4 @@
-"""The time of the main command: one measured figure, which every page that states it repeats."""
+"""The time of the main command: one measured figure, repeated by every page that states it."""
 
 import re
 
@@ -10,7 +10,7 @@ PAGES = ("README.md", "docs/quick_start.md", "docs/results/index.md", "configs/s
 
 
 def measured():
-    """The figure in the log of measurements, such as "4 to 8"."""
+    """The figure in the measurement log, such as "4 to 8"."""
     notes = (ROOT / "benchmarks/NOTES.md").read_text()
     (section,) = re.findall(r"### Time of the main command\n(.*?)(?=\n##)", notes, re.S)
     (figure,) = re.findall(r"(\d+ to \d+)\s+minutes on two free CPU cores", section)

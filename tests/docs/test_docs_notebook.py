@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials run from top to bottom and find what their text says."""
+"""The notebooks of docs/tutorials run to the end, with the results that their text states."""
 
 import re
 
@@ -10,7 +10,7 @@ TUTORIALS = ROOT / "docs/tutorials"
 
 @pytest.fixture
 def run_notebook(agent, tmp_path, monkeypatch):
-    """run_notebook(name): what each code cell prints. Its agent is that of the tests."""
+    """run_notebook(name): the output of each code cell, run with the tests' agent."""
     nbformat = pytest.importorskip("nbformat", reason="pip install ragen_jax[docs]")
     nbclient = pytest.importorskip("nbclient", reason="pip install ragen_jax[docs]")
     cache = tmp_path / "cache/ragen_jax/models"

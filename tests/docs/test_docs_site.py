@@ -1,4 +1,4 @@
-"""What the site is made of: settings, library and pictures; and the whole of it, strictly."""
+"""The site: the settings table, the library page, the pictures, and a build with strict checks."""
 
 import re
 import subprocess
@@ -109,7 +109,7 @@ def test_pictures_are_those_that_the_script_draws():
 
 @pytest.mark.long
 def test_the_site_is_built_without_a_warning(tmp_path):
-    """Links and anchors included; what is broken in a copy is told."""
+    """The build checks links and anchors as well, and reports broken links."""
     pytest.importorskip("sphinx", reason="pip install ragen_jax[docs]")
     command = (ROOT / "CONTRIBUTING.md").read_text()
     (words,) = re.findall(r"sphinx-build (.*?) build/site", command)

@@ -1,4 +1,4 @@
-"""lab/ceiling.py: claims about information that stands at its ceiling cannot be judged by it."""
+"""lab/ceiling.py: claims about information at its ceiling cannot be judged."""
 
 import math
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fast
 
 
 def world(level, *, margin=None, bound=None):
-    """Three seeds of two arms at a fraction `level` of log 8, with differences of noise."""
+    """Three seeds of two arms at the fraction `level` of log 8; their differences are noise."""
     rng = np.random.default_rng(0)
     runs = {}
     for seed in range(3):
@@ -62,12 +62,12 @@ def test_both_sides_at_the_ceiling_cannot_be_judged():
     high = {"top-p 0.9": 0.995, "no filter": 0.985}
     found = judged(world(high))
     assert found.verdict == "cannot be judged (at the ceiling)" and found.p is None
-    assert found.half_width < found.mean  # the old verdict: reproduced
+    assert found.half_width < found.mean  # without the ceiling it would be reproduced
     below = {"top-p 0.9": 0.99, "no filter": 0.9}
-    assert judged(world(below)).verdict == "reproduced"  # a fall from the ceiling is seen
+    assert judged(world(below)).verdict == "reproduced"  # a fall from the ceiling is visible
     low = {"top-p 0.9": 0.5, "no filter": 0.4}
     assert judged(world(low)).verdict == "reproduced"
-    # The ceiling that a run recorded, not that of its config.
+    # A ceiling that a run recorded takes precedence over that of its config.
     assert judged(world(low, bound=0.4 * math.log(8))).verdict.startswith("cannot")
     page = gains.markdown(EXPERIMENTS["members"], _page(high), "x.png")
     assert "2.07 (ceiling)" in page and "**cannot be judged (at the ceiling)**" in page
@@ -85,7 +85,7 @@ def test_a_claim_at_the_ceiling_is_judged_by_the_margin_if_recorded():
 
 
 def _page(level):
-    """All arms of experiment members, at a level of their ceiling."""
+    """All arms of experiment members at a fraction of their ceiling."""
     rng = np.random.default_rng(1)
     return {
         ("8 x 16", name, seed): [

@@ -1,4 +1,4 @@
-"""lab/claims.py: the verdicts of all pages, from their stored rows."""
+"""lab/claims.py: the verdicts of all pages, from the stored rows."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def test_the_verdicts_of_each_page():
     assert words("mechanism", pulled(-0.01, -0.02, 0.3, 0.9))[:2] == ["reversed"] * 2
     assert words("figures", correlated())[:2] == ["reproduced", "reversed"]
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in treated().items()}
-    assert words("cures", runs) == ["undecided", "reproduced"]  # success alike; information
+    assert words("cures", runs) == ["undecided", "reproduced"]  # equal success; information differs
     claim = Claim("table 5", "top-p", settings=("a",))
     experiment = dataclasses.replace(
         EXPERIMENTS["groups"], claims=(claim, dataclasses.replace(claim, settings=("b",)))

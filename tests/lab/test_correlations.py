@@ -1,4 +1,4 @@
-"""lab/correlations.py on runs whose truth is known."""
+"""lab/correlations.py on simulated runs with known correlations."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.fast
 
 
 def world(seed=0):
-    """Twelve treatments, three seeds: MI z-score follows success, MI of a sequence opposes it,
-    entropy is noise."""
+    """Twelve treatments, three seeds: the MI z-score follows success, MI per sequence falls with
+    it, and entropy is noise."""
     rng = np.random.default_rng(seed)
     runs = {}
     for treatment in range(12):
@@ -39,12 +39,12 @@ def test_correlations_of_known_runs():
         correlations.ends(runs, MI_ZSCORE), correlations.ends(runs, SUCCESS)
     ).statistic
     assert value == pytest.approx(by_hand)
-    assert correlations.ends(runs, SUCCESS).max() < 1  # only what ends counts
+    assert correlations.ends(runs, SUCCESS).max() < 1  # only the end of a run counts
     value, low, high = correlation(runs, MI_SEQ)
     assert value == pytest.approx(-1, abs=1e-5) and high < -0.99
     value, low, high = correlation(runs, ENTROPY)
     assert low < 0 < high
-    assert correlation(runs, "probe/mi") is None  # all the same
+    assert correlation(runs, "probe/mi") is None  # constant
     assert correlation(runs, "probe/mi_seq") is None  # not measured
 
 
@@ -52,7 +52,7 @@ def test_correlations_of_known_runs():
 @pytest.mark.parametrize("of_treatment", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 @pytest.mark.parametrize("rho", [0.0, 0.8])
 def test_the_interval_holds_as_often_as_it_says(rho, of_treatment):
-    """Two normal figures; of their variance a share is the treatment's."""
+    """Two normal figures; a fraction of their variance comes from the treatment."""
     rng = np.random.default_rng(1)
     treatment_R = [str(i // 3) for i in range(90)]
     root = np.linalg.cholesky([[1, rho], [rho, 1]])
@@ -89,7 +89,7 @@ def test_the_page(tmp_path):
         EXPERIMENTS["cures"].treatments,
         EXPERIMENTS["cures"].common_fields,
         EXPERIMENTS["cures"].seeds,
-    )  # whose runs they are
+    )  # names the runs that it uses
     text = write_page("figures", tmp_path / "figures.md", "run figures", experiment, world())
     assert "The runs are the 36 runs of experiment cures: 12 treatments" in text
     assert f"| `{MI_ZSCORE}` | +0.39 | +0." in text and "**reproduced**" in text

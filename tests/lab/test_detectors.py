@@ -1,4 +1,4 @@
-"""lab/detectors.py on runs whose truth is known."""
+"""lab/detectors.py on simulated runs with a known onset of collapse."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ ENTROPY, SWAP = "update/entropy", "flow/first_turn/za_swap"
 
 
 def run(mi, grounded, *, entropy=None, swap=None, alarm=None):
-    """Rows with a probe in step 1 and every fourth, flow every fifth, an evaluation every 20th."""
+    """Rows with probes in step 1 and every 4th step, flow every 5th, an evaluation every 20th."""
     probes = [1, *range(4, 4 * len(mi), 4)]
     rows = [{"step": 0, SUCCESS: 0.4}]
     for step in range(1, probes[-1] + 1):
@@ -45,7 +45,7 @@ def run(mi, grounded, *, entropy=None, swap=None, alarm=None):
     return rows
 
 
-FALLING = [0.5, 0.5, 0.4, 0.3, 0.2] + [0.1] * 15  # collapsed from the fifth probe, step 16
+FALLING = [0.5, 0.5, 0.4, 0.3, 0.2] + [0.1] * 15  # collapsed from the fifth probe, at step 16
 
 
 def test_the_truth_and_the_scores_of_a_run_by_hand():
@@ -55,15 +55,15 @@ def test_the_truth_and_the_scores_of_a_run_by_hand():
     assert collapsed.tolist() == [False] * 4 + [True] * 16  # 0.2 < 0.25
     reading = read(rows, MI)
     assert reading.step_P[:3].tolist() == [8, 12, 16]
-    # From the mean of the first two probes, 1.5, downwards.
+    # The relative fall from the mean of the first two probes, 1.5.
     assert reading.score_P[:3].tolist() == pytest.approx([0.0, 0.5, 0.8])
     assert reading.collapsed_P.tolist() == [False, False] + [True] * 16
-    # Flow of step 5 is the only one near step 4, none near step 1; then 10 for 8 and 12, 15 for 16.
+    # Step 1 has no flow nearby, and step 4 uses step 5. Then steps 8 and 12 use 10, and 16 uses 15.
     swap = read(rows, SWAP)
     assert swap.score_P[:3].tolist() == pytest.approx([-5 / 15, -5 / 15, -10 / 15])
-    # Every step: means of five.
+    # A figure of every step: means of five.
     rows = run([1.0] * 20, FALLING, entropy=lambda step: 2.0 - step / 100)
-    first = (2 - 0.02 + 2 - 0.04) / 2  # steps 1 to 3, steps 2 to 6
+    first = (2 - 0.02 + 2 - 0.04) / 2  # steps 1 to 3 and 2 to 6
     assert read(rows, ENTROPY).score_P[0] == pytest.approx((first - (2 - 0.08)) / first)
     assert read(rows, "step").score_P[:2].tolist() == [8, 12]
     assert read(rows, "probe/mi") is None
@@ -84,7 +84,7 @@ def test_the_area_is_that_of_mann_and_whitney():
 
 
 def covered(runs, shift, of_runs, varying, *, worlds):
-    """(coverage, mean width, p of the true AUC below 0.05) of intervals over simulated runs.
+    """(true AUC, coverage, mean width) of the intervals over simulated worlds.
 
     Half of the runs collapse, by a shift that varies from run to run; figures differ between runs.
     """
@@ -110,7 +110,7 @@ def covered(runs, shift, of_runs, varying, *, worlds):
 @pytest.mark.medium
 @pytest.mark.parametrize("shift", [0.0, 2.0, 5.0])
 def test_the_interval_of_an_area_covers_it(shift):
-    """At the size of experiment detectors; an AUC of 0.5, 0.85 and 0.99."""
+    """With the runs of experiment detectors and an AUC of 0.5, 0.85 and 0.99."""
     true, held, width = covered(12, shift, 1.0, 0.0, worlds=150)
     assert true == pytest.approx({0.0: 0.5, 2.0: 0.845, 5.0: 0.994}[shift], abs=0.02)
     assert held >= 0.92 and width < {0.0: 0.5, 2.0: 0.35, 5.0: 0.15}[shift]
@@ -121,14 +121,14 @@ def test_the_interval_of_an_area_covers_it(shift):
 @pytest.mark.parametrize("of_runs", [0.2, 1.0])
 @pytest.mark.parametrize("runs", [pytest.param(8, marks=pytest.mark.slow), 12])
 def test_the_interval_of_an_area_covers_it_everywhere(runs, of_runs, varying):
-    """AUC 0.5 to 1.0, few runs that differ, collapses that differ."""
+    """AUC from 0.5 to 1.0, few runs that differ, collapses that differ."""
     for shift in (0.0, 1.0, 2.0, 3.5, 5.0):
         _, held, _ = covered(runs, shift, of_runs, varying, worlds=250)
-        assert held >= 0.92, (shift, held)  # 0.93, less a standard error of 250 worlds
+        assert held >= 0.92, (shift, held)  # 0.93 less the standard error of 250 worlds
 
 
 def noise_figure(rng, kind, runs):
-    """A figure that has nothing to do with the runs, put in place of MI."""
+    """Replaces MI by a figure that is unrelated to the runs."""
     found = {}
     for key, rows in runs.items():
         steps = rng.normal(0, 0.05, sum(MI in row for row in rows))
@@ -140,12 +140,12 @@ def noise_figure(rng, kind, runs):
 @pytest.mark.medium
 @pytest.mark.parametrize("kind", ["white", "drift"])
 def test_a_detector_of_noise_is_marked_as_such(kind):
-    """A page of thirty figures, all noise: hardly ever does a page call one of them a detector."""
+    """Sixty noise figures, as on two pages: at most one of them counts as a detector."""
     rng, runs = np.random.default_rng(2), many()
     control = detectors.controls(runs)
     seen = [judge(noise_figure(rng, kind, runs), MI) for _ in range(60)]
     assert sum(detectors.compare_with_noise(x, control) != "**no**" for x in seen) <= 1
-    # The control says how often noise is seen, and how early.
+    # The control reports how often and how early noise seems to detect a collapse.
     low, middle, high = control[kind].spread("runs")
     assert low <= np.mean([x.runs for x in seen]) <= high
     assert abs(np.median([x.runs for x in seen]) - middle) <= 1
@@ -159,7 +159,7 @@ def test_a_detector_of_noise_is_marked_as_such(kind):
 
 
 def test_the_control_counts_by_hand():
-    """Two probes after the baseline: of a noise detector the AUC is that of Mann and Whitney."""
+    """Two probes after the baseline: the AUC of a noise detector is Mann and Whitney's."""
     truths = {
         "ill": noise.Truth(np.array([8, 12]), np.array([False, True]), False, 20.0),
         "well": noise.Truth(np.array([8, 12]), np.array([False, False]), True, None),
@@ -175,7 +175,7 @@ def test_the_control_counts_by_hand():
 
 
 def many():
-    """Six runs that collapse and six that do not, as in experiment detectors."""
+    """Six runs that collapse and six that do not, like experiment detectors."""
     rng, runs = np.random.default_rng(4), {}
     for seed in range(6):
         onset = int(rng.integers(4, 9))
@@ -193,7 +193,7 @@ def test_one_run_that_decides_alone_leaves_the_area_open():
 
 
 def world():
-    """Three runs that collapse and three that do not: MI tells, entropy does not."""
+    """Three runs that collapse and three that do not: MI detects the collapse, entropy does not."""
     rng = np.random.default_rng(0)
     runs = {}
     for seed in range(3):
@@ -213,7 +213,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     runs = world()
     mi, entropy = judge(runs, MI), judge(runs, ENTROPY)
     assert mi.auc == 1 and 0.75 < mi.low < 0.9 and mi.runs == 3 and mi.delay == 0
-    # Means of two evaluations: 0.4 to step 40, 0.25 at 60, below 0.3 two thirds of the way.
+    # Means of two evaluations: 0.4 until step 40, 0.25 at 60; 0.3 is passed after two thirds.
     assert mi.lead == pytest.approx(40 + 20 * 2 / 3 - 16)
     assert mi.false < 0.2
     assert 0.3 < entropy.auc < 0.7 and entropy.low < 0.5 < entropy.high
@@ -239,7 +239,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
 
 
 def test_a_healthy_run_is_judged_by_the_level_of_the_others():
-    """One of three drifts: nearly all of its probes are false alarms, those of the others few."""
+    """One of three runs drifts: nearly all of its probes, few of the others', are false alarms."""
     runs = world()
     noise = np.random.default_rng(5).normal(0, 0.02, 20)
     drifting = np.array([2.0] * 3 + [1.7] * 17) + noise

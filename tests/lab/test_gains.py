@@ -1,4 +1,4 @@
-"""lab/gains.py on runs whose truth is known, and what the claims' experiments ask for."""
+"""lab/gains.py on simulated runs with known gains, and the claims of the experiments."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ EXPERIMENT = EXPERIMENTS["groups"]
 
 
 def run(success, mi, time=1.0):
-    """Twenty steps: success every fifth, MI every second."""
+    """Twenty steps: success every fifth step, MI every second."""
     rows = [{"step": 0, SUCCESS: 0.3}]
     for step in range(1, 21):
         row = {"step": step, "update/count": 4.0, TIME: time}
@@ -32,7 +32,7 @@ def run(success, mi, time=1.0):
 
 
 def world(gain, noise=0.004):
-    """Two settings whose filtered runs gain so much, three seeds that differ in level."""
+    """Two settings with the given gains of filtered runs; three seeds with different levels."""
     rng = np.random.default_rng(0)
     runs = {}
     for seed in range(3):
@@ -58,7 +58,7 @@ def test_verdicts():
         (Claim("", "top-p", settings=("a",)), "reproduced"),
         (Claim("", "top-p", sign=-1, settings=("a",)), "reversed"),
         (Claim("", "top-p", settings=("b",)), "reversed"),
-        (Claim("", "top-p"), "undecided"),  # + 0.1 and - 0.1
+        (Claim("", "top-p"), "undecided"),  # +0.1 and -0.1
         (Claim("", "top-p", sign=0), "reproduced"),
         (Claim("", "top-p", sign=0, settings=("a",)), "reversed"),
         (Claim("", "top-p", figure=TIME, sign=-1, settings=("a",)), "reproduced"),
@@ -84,7 +84,7 @@ def test_the_page(tmp_path):
     assert "| **reproduced** |" in text
     assert "| a | none | 80 |  | 0.4" in text and "| b | top-p | 80 | -0.1" in text
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
-    # Of the figures those that a run has.
+    # The table shows the figures that the runs have.
     assert "| success | mi_seq | CPU s per step |" in text and "| 0.9 |" in text
     older = world((0.1, -0.1))
     for rows in older.values():
@@ -108,7 +108,7 @@ def test_claims_name_what_their_experiment_has():
 
 
 def test_what_has_become_of_the_same_runs():
-    """Replies of 30 tokens at the start, of 20 at the end, whatever those of other arms are."""
+    """Replies of 30 tokens at the start and 20 at the end, whatever the lengths in other arms."""
     runs = world((0.1, 0.1))
     for (_, treatment, seed), rows in runs.items():
         for row in rows[1:]:
@@ -120,14 +120,14 @@ def test_what_has_become_of_the_same_runs():
     assert found.mean == pytest.approx(-9.9)
     other = judge(dataclasses.replace(claim, treatment="none"), runs, EXPERIMENT)
     assert other.verdict == "undecided"
-    # Of success the first evaluation: 0.3, and 0.5 to 0.6 at the end.
+    # The start of success is the first evaluation, 0.3; the end is 0.5 to 0.6.
     claim = Claim("", "top-p", since_start=True)
     assert judge(claim, runs, EXPERIMENT).mean == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.medium
 def test_spread_of_reward_variance_against_gain():
-    """Six settings, the filter of which gains a tenth of their spread of reward variance."""
+    """Six settings, whose filter gains a tenth of their spread of reward variance."""
     rng = np.random.default_rng(0)
     runs = {}
     for i in range(6):
@@ -143,7 +143,7 @@ def test_spread_of_reward_variance_against_gain():
     found = gains.predictor(runs)
     assert found.points["s3"] == pytest.approx((1.2, 0.12), abs=0.01)
     assert found.correlation == pytest.approx(1) and found.verdict == "reproduced"
-    assert found.p == pytest.approx(2 / 720)  # of all orders of six, this and its reverse
+    assert found.p == pytest.approx(2 / 720)  # of all orders of six: this one and its reverse
     text = gains.markdown(dataclasses.replace(EXPERIMENTS["groups"], claims=()), runs, "g.png")
     assert "Spearman +1.00 (exact p = 0.003), over settings: **reproduced**" in text
     assert "| s3 | 1.20 | +0.1" in text

@@ -1,4 +1,4 @@
-"""lab/identical.py: identical runs count once, and a treatment that changed nothing says so."""
+"""lab/identical.py: identical runs count once, and pages report treatments without effect."""
 
 import dataclasses
 
@@ -54,7 +54,7 @@ def test_classes_by_hand():
 
 @pytest.mark.medium
 def test_a_correlation_counts_identical_runs_once():
-    """Three copies of an extreme treatment moved the correlation, and narrowed its interval."""
+    """Three copies of an extreme treatment would shift the correlation and narrow its interval."""
     runs = correlated()
     copies = dict(runs)
     for name in ("x", "y", "z"):

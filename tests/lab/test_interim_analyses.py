@@ -1,4 +1,4 @@
-"""lab/interim_analyses.py: an experiment that ends early finds nothing where there is nothing."""
+"""lab/interim_analyses.py: early stopping does not raise the rate of false positives."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def test_after_how_many_seeds():
     assert len(MECHANISM.seeds) == 5 and analysis_seed_counts(MECHANISM) == [3, 4, 5]
     assert analysis_seed_counts(dataclasses.replace(MECHANISM, least_seeds=0)) == [5]
     assert analysis_seed_counts(dataclasses.replace(MECHANISM, least_seeds=9)) == [5]
-    for name, experiment in EXPERIMENTS.items():  # a page that is looked at says at what
+    for name, experiment in EXPERIMENTS.items():  # a page with interim analyses names its figure
         assert bool(experiment.least_seeds) == (name in PRIMARY)
 
 
@@ -31,7 +31,7 @@ def test_the_looks_spend_five_percent_together():
 
 
 def decided(differences):
-    """Whether an experiment and then its page decide: looks until it ends, one verdict."""
+    """Whether an experiment decides: interim analyses until it ends, then one verdict."""
     for count in analysis_seed_counts(MECHANISM):
         part = differences[:count].tolist()
         if certain(part, MECHANISM):
@@ -43,10 +43,10 @@ def decided(differences):
 @pytest.mark.medium
 @pytest.mark.parametrize("draw", ["normal", "skewed"])
 def test_looks_and_page_together_err_as_rarely_as_they_say(draw):
-    """No difference: a page at 95 % after the looks erred in 6.6 % of the experiments."""
+    """No difference: a page at 95 % after the analyses would err in 6.6 % of the experiments."""
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(6000, 5))
-    if draw == "skewed":  # differences of two skewed figures
+    if draw == "skewed":  # the difference of two skewed figures
         drawn = rng.exponential(size=(6000, 5)) - rng.exponential(size=(6000, 5))
     rate = np.mean([decided(differences) for differences in drawn])
     assert 0.02 <= rate <= 0.05

@@ -1,4 +1,4 @@
-"""The laboratory: its arms, and what its report says of runs made by hand."""
+"""The laboratory: its arms, and its reports of hand-written runs."""
 
 import dataclasses
 import datetime
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.fast
 
 
 def rows(success, mi, *, entropy=0.2, updates=4):
-    """Rows of a run: success every 10 steps from step 0, MI and entropy at every step from 1."""
+    """Rows of a run: success every 10 steps from step 0, MI and entropy in each step from 1."""
     found = [{"step": 0, SUCCESS: success[0]}]
     for step in range(1, len(mi) + 1):
         row = {"step": step, MI: mi[step - 1], ENTROPY: entropy, "update/count": updates}
@@ -47,43 +47,43 @@ def rows(success, mi, *, entropy=0.2, updates=4):
 
 
 def of_seed(made, seed, name=""):
-    """The same rows, marked so that two seeds do not count as identical runs."""
+    """The same rows, marked so that two seeds are not identical runs."""
     return [row | {"seed": f"{name}{seed}"} for row in made]
 
 
 HEALTHY = rows([0.4, 0.5, 0.6], [0.15] * 20)
-# At step 10 MI is the mean of steps 9 to 13: (2 * 0.15 + 3 * 0) / 5 = 0.06 < 0.075.
+# At step 10, MI is the mean of steps 9 to 13: (2 * 0.15 + 3 * 0) / 5 = 0.06 < 0.075.
 COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
 
 
 def test_when_half_is_lost():
-    """One rule: at the evaluations, of the highest so far, on straight lines."""
+    """At evaluations, half of the highest value so far, with linear interpolation."""
     for name in (SUCCESS, MI):
         assert collapse.step_of_loss(HEALTHY, name) is None
-    # From 0.5 at step 10 to 0.2 at step 20 it passes 0.25 behind five sixths of the way.
+    # From 0.5 at step 10 to 0.2 at step 20, it passes 0.25 after five sixths of the way.
     assert collapse.step_of_loss(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
     back = rows([0.4, 0.1, 0.6], [0.1] * 20)
     assert collapse.step_of_loss(back, SUCCESS) == pytest.approx(10 * 2 / 3)
-    # MI from 0.15 at step 0 to 0.06 at step 10 passes 0.075 behind five sixths, too.
+    # MI from 0.15 at step 0 to 0.06 at step 10 also passes 0.075 after five sixths of the way.
     steps, values = curves.at_evaluations(COLLAPSED, MI)
     assert steps.tolist() == [0, 10, 20]
     assert values.tolist() == pytest.approx([0.15, 0.06, 0.0])
     assert collapse.step_of_loss(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
     assert collapse.step_of_loss(COLLAPSED, MI_SEQ) is None
-    # A rise before the crash: half of what it had risen to, not of the start.
+    # A rise before the crash: half of the highest value, not of the start.
     risen = rows([0.4, 0.4, 0.4, 0.4], [0.1] * 8 + [0.4] * 8 + [0.15] * 14)
     assert collapse.step_of_loss(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
     assert collapse.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
     assert collapse.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
     assert collapse.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
     assert collapse.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
-    # A figure that ends, as it does where no reply holds a reasoning, is read as far as it goes.
+    # A figure that ends early (as when no reply has a reasoning) is read until it ends.
     assert collapse.step_of_loss(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
 
 
 def test_arms_are_compared_after_equally_many_updates():
     rising = rows([0.4, 0.5, 0.6], [0.1 * i for i in range(20)], updates=2)
-    # 20 updates are ten steps: MI 0.5 to 0.9 there.
+    # 20 updates are ten steps, with MI from 0.5 to 0.9.
     assert curves.at_update(rising, MI, 20) == pytest.approx(0.7)
     assert curves.at_update(rising, SUCCESS, 20) == 0.5
     assert curves.at_update(rising, SUCCESS, 19) == 0.4
@@ -92,7 +92,7 @@ def test_arms_are_compared_after_equally_many_updates():
         ("s", "filter", 0): rising,  # 40 updates
         ("s", "none", 0): rows([0.4, 0.3, 0.2], [0.0] * 20, updates=4),  # 80
     }
-    # After 40 updates the second run is at step 10.
+    # After 40 updates, the second run is at step 10.
     mean, half_width = curves.compare(runs, SUCCESS, "filter", "none")["s"]
     assert mean == pytest.approx(0.6 - 0.3) and half_width == math.inf
 
@@ -112,8 +112,8 @@ def test_verdicts_by_hand():
     assert text.startswith("**Reproduced.** 6 of 12 runs lost half of their success. ")
     assert "`mi_released` had lost half in 6 of them and `mi_seq` in 0. In 6 of the runs" in text
     five = {key: value for key, value in bad.items() if key[2] < 5}
-    assert collapse.order_verdict(five).startswith("**Undecided.**")  # five cannot tell
-    # At step 18.3 a sixth of the 0.06 of step 10 was left.
+    assert collapse.order_verdict(five).startswith("**Undecided.**")  # five cannot decide
+    # At step 18.3, a sixth of the 0.06 of step 10 is left.
     assert "`mi_released` was 0.07 to 0.07 (median 0.07) times its highest" in text
     assert "`mi_seq` 1.00 to 1.00 (median 1.00)" in text
     text = collapse.filter_verdict(bad)
@@ -121,18 +121,18 @@ def test_verdicts_by_hand():
     assert "these pairs is 0.20 with none and 0.60 with filter." in text
     both = bad | {("a", "filter", 0): of_seed(COLLAPSED, 0, "filter")}
     assert collapse.filter_verdict(both).startswith("**Undecided.**")
-    # Success was lost, but not MI.
+    # Success is lost, but not MI.
     other = rows([0.4, 0.5, 0.1], [0.15] * 20)
     none = {key: of_seed(other, key[2], key[1]) for key in fine}
     assert collapse.order_verdict(none).startswith("**Reversed.**")
     assert collapse.filter_verdict(none).startswith("**Reversed.**")
-    # Runs that the filter left identical say nothing of it.
+    # Runs that the filter left identical are no evidence about the filter.
     same = {key: of_seed(other, key[2]) for key in fine}
     assert collapse.filter_count(same) == (0, 0, 0)
     assert collapse.verdicts(EXPERIMENTS["collapse"], same)[1].verdict == "not testable"
-    # Runs of a pair that disagree count for neither side.
+    # A pair whose runs disagree counts for neither side.
     assert collapse.order_count(bad | {("a", "filter", 0): other}) == (5, 0, 1)
-    # MI went behind success (which passed half at step 6.7; MI does at 8.3).
+    # MI fell after success (success passes half at step 6.7, MI at 8.3).
     late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
     assert "`mi_released` had lost half in 0 of them" in collapse.order_verdict(late)
     # Entropy had tripled by then.
@@ -188,7 +188,7 @@ def test_a_report_is_written(tmp_path):
         and "python -m ragen_jax.lab run collapse\n" in text
     )
     assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 | 1.00 -> 1.00 | 0.20 ->" in text
-    # Neither grounded facts nor flow in these rows.
+    # These rows have neither grounded facts nor flow.
     assert "| 0.90 -> 0.90 |  |  | 18 | 8 |  |" in text
     assert (tmp_path / "docs" / "collapse.png").read_bytes().startswith(b"\x89PNG")
 
@@ -214,7 +214,7 @@ def test_the_arms_of_an_experiment():
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["figures", "members", "sweeps", "members_frozen_lake"])
 def test_experiments_that_share_runs_agree_on_them(name):
-    """An arm of one name in two experiments of one folder is one run."""
+    """Arms with the same folder in two experiments have the same config."""
     config, other = EXPERIMENTS[name].config.split(":")[0], EXPERIMENTS[name].runs
     module = importlib.import_module(f"ragen_jax.configs.{config}")
     plans = [arms(EXPERIMENTS[of], module.get_config()) for of in (name, other)]
@@ -246,7 +246,7 @@ def test_what_is_finished_is_not_run_again(tmp_path):
     assert is_finished(tmp_path, 3)
 
 
-# ---- side by side -------------------------------------------------------------------------------
+# ---- arms in parallel ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def plan():
 
 
 def processes_of(monkeypatch, code_of):
-    """Arms become processes that write their seed and end with code_of[seed], or run for long."""
+    """Arms become processes that exit with code_of[seed], or run for a minute if it is missing."""
     begun = []
 
     def begin(arm, folder):
@@ -277,7 +277,7 @@ def processes_of(monkeypatch, code_of):
 
 
 def test_arms_have_the_day_of_the_first_that_began(plan, tmp_path):
-    """Also those that go on, or begin, on another day."""
+    """Arms that resume or begin on another day have that date as well."""
 
     def days(day, among=plan):
         return [
@@ -329,7 +329,7 @@ def test_each_arm_has_its_own_cores(plan, tmp_path, monkeypatch):
     together = given[:workers]
     assert set.union(*together) == mine and sum(map(len, together)) == len(mine)
     given.clear()
-    # More arms than cores, and one at a time: all cores for each.
+    # With more arms than cores, or one arm at a time, each arm has all cores.
     for workers in (len(mine) + 1, 1):
         assert run_arms(plan[:2], tmp_path / str(workers), workers=workers, minutes=1.0) == 0
     assert given == [mine] * 4
@@ -340,7 +340,7 @@ def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, c
     begun = processes_of(monkeypatch, {0: 3})
     start = time.perf_counter()
     assert run_arms(plan, tmp_path, workers=3, minutes=1.0) == 3
-    assert time.perf_counter() - start < 30  # seconds; the others would run for a minute
+    assert time.perf_counter() - start < 30  # seconds; the other arms would run for a minute
     assert begun == [0, 1, 2]
     assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
 
@@ -366,7 +366,7 @@ def test_a_signal_ends_the_arms_too(number, code, plan, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("done", [False, True])
 def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, monkeypatch, done):
-    """Also one that is finished, whose rows would be read as those of the arm."""
+    """A finished run in the folder, whose rows would be read as the arm's, is refused as well."""
     begun = processes_of(monkeypatch, {})
     folder = tmp_path / plan[3].folder
     folder.mkdir(parents=True)
@@ -379,7 +379,7 @@ def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, mo
     assert not begun
 
 
-# ---- the organism -------------------------------------------------------------------------------
+# ---- the model organism -------------------------------------------------------------------------
 
 
 def probed(mi, success, *, valid=0.98, entropy=0.6):
@@ -400,13 +400,13 @@ TEMPLATES = probed([2.0, 2.0, 1.5, 0.5] + [0.5] * 11, [0.4, 0.4, 0.4, 0.4])
 
 def test_what_became_of_a_run_by_hand():
     found = organism.fall(TEMPLATES)
-    # From 1.5 at step 12 to 0.5 at step 16 it passes 1.0 half-way.
+    # From 1.5 at step 12 to 0.5 at step 16, it passes 1.0 half-way.
     assert found.information == 14 and found.success is None and found.collapsed
     assert found.valid == pytest.approx(0.98)
-    # 0.6 at step 4; step 34 is between probes 8 and 9 of those numbered from 1.
+    # 0.6 at step 4; step 34 is between the eighth and ninth probes.
     assert found.entropy == pytest.approx((0.6 + 0.075) / 0.6)
     mi = [2.0, 2.0, 1.5, 0.5] + [0.5] * 11
-    # Means of two evaluations: 0.4, 0.3, 0.2; 0.3 is three quarters of 0.4, which is passed at 40.
+    # Means of two evaluations: 0.4, 0.3, 0.2; three quarters of 0.4 is 0.3, passed at step 40.
     both = organism.fall(probed(mi, [0.4, 0.4, 0.2, 0.2]))
     assert both.success == pytest.approx(40) and both.collapsed
     early = organism.fall(probed(mi, [0.4, 0.1, 0.1, 0.1]))
@@ -414,12 +414,12 @@ def test_what_became_of_a_run_by_hand():
     assert not early.collapsed
     assert not organism.fall(probed([2.0] * 15, [0.4] * 4)).collapsed
     assert not organism.fall(probed(mi, [0.4] * 4, valid=0.9)).collapsed
-    # It ends before the lead does; with success lost or malformed replies it is none all the same.
+    # A run that ends within the lead is undecided, unless success is lost or replies are malformed.
     assert organism.fall(probed(mi[:6], [0.4, 0.4])).collapsed is None
     assert organism.fall(probed(mi[:8], [0.4, 0.4])).collapsed is None
     assert organism.fall(probed(mi[:9], [0.4, 0.4])).collapsed is True
     assert organism.fall(probed(mi[:6], [0.4, 0.4], valid=0.9)).collapsed is False
-    assert organism.fall(probed([2.0, 0.5] * 3, [0.4, 0.1])).success is None  # one evaluation
+    assert organism.fall(probed([2.0, 0.5] * 3, [0.4, 0.1])).success is None  # a single evaluation
     assert organism.fall(probed(mi[:5] + [0.5] * 5, [0.4, 0.1, 0.1])).collapsed is False
     falling = probed(mi, [0.4] * 4)
     for row in falling[20:]:
@@ -445,9 +445,9 @@ def test_the_page_of_the_organism(tmp_path):
     ) in text
     assert "| top-p | 0 | 240 | 2.00 -> 2.00 | 0.60 -> 0.74 |" in text
     assert "| no filter | 1 | 240 | 2.00 -> 0.50 |" in text
-    # Both seeds alike: differences of 1.5 and 0.1 without spread.
+    # The seeds are alike: differences of 1.5 and 0.1 without spread.
     assert "| top-p | 100% | +1.500 ± 0.000 |" in text and "+0.100 ± 0.000 |" in text
-    # After 15 of 60 steps: probes of steps 4, 8 and 12, of which the last differ by 0.5.
+    # A quarter is 15 of 60 steps, with probes at 4, 8 and 12; only the last differ, by 0.5.
     assert "| top-p | 25% | +0.167 ± 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
@@ -470,11 +470,11 @@ def test_the_page_of_the_organism(tmp_path):
     )
     well = {key: of_seed(kept, key[2], key[1]) for key in six}
     assert judged(well)[0] == "reversed"
-    # Runs that end before the rule can tell are undecided, not against the claim.
+    # Runs that end before the rule can decide are undecided, not evidence against the claim.
     short = {key: of_seed(TEMPLATES[:25], key[2], key[1]) for key in six}
     (claim, *_) = organism.verdicts(EXPERIMENTS["organism"], short)
     assert claim.verdict == "undecided" and "0 of 6 runs, 6 undecided" in claim.figures
-    # The page can be made again of the rows beside it.
+    # The page can be rebuilt from the rows next to it.
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
     write_runs(
         path.with_suffix(".jsonl"),

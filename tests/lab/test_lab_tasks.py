@@ -1,4 +1,4 @@
-"""lab/tasks.py on runs whose truth is known."""
+"""lab/tasks.py on simulated runs with a known outcome."""
 
 import pytest
 
@@ -12,10 +12,10 @@ pytestmark = pytest.mark.fast
 
 
 def run(mi, entropy=(1.0, 1.0), valid=(1.0, 1.0)):
-    """Rows that go in a straight line from a first to a last value."""
+    """Rows that go linearly from a first to a last value."""
     rows = [{"step": 0, SUCCESS: 0.25}]
     for step in range(0, 41, 5):
-        share = min(step / 30, 1.0)  # so that the last two are the end
+        share = min(step / 30, 1.0)  # so that the last two rows are at the end value
         row = {"step": step or 1, tasks.CHANCE: 1 / 32, tasks.VARIANCE: 0.1}
         for name, (first, last) in {
             tasks.MI: mi,

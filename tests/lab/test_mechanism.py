@@ -1,4 +1,4 @@
-"""lab/mechanism.py on runs whose truth is known."""
+"""lab/mechanism.py on simulated runs with known pulls."""
 
 import re
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.fast
 
 
 def run(mi, pull=None):
-    """Rows with a probe every fourth step, gradients every eighth: `pull` of each quarter."""
+    """Rows with a probe every 4th step and gradients every 8th; `pull` has a value per quarter."""
     rows = [{"step": 0, SUCCESS: 0.4}]
     for step in range(1, 4 * len(mi) + 1):
         row = {"step": step, "update/count": 4.0}
         if step % 4 == 0:
             row |= {MI: mi[step // 4 - 1], GROUNDED: 0.2}
         if step % 8 == 0 and pull is not None:
-            late = step > 16  # behind the loss, where nothing counts any more
+            late = step > 16  # after the loss, where nothing counts
             for quarter in range(4):
                 row[f"gradient/bucket_{quarter}/entropy_pull"] = 99.0 if late else pull[quarter]
                 row[f"gradient/bucket_{quarter}/task_pull"] = 0.01 * (quarter + 1)
@@ -56,7 +56,7 @@ def world(lower, upper, kept_upper, kept_lower):
 
 def test_only_what_is_before_the_loss_counts():
     rows = run([2.0, 2.0, 1.5, 0.5, 0.5, 0.5], [-1.0, -2.0, -3.0, -4.0])
-    # Half is lost at step 14; gradients of step 8 alone are before that.
+    # Half is lost at step 14; only the gradients of step 8 come before it.
     assert mechanism.until_half(rows, "gradient/bucket_2/entropy_pull") == -3.0
     assert mechanism.until_half(rows, "gradient/bucket_2/reward_variance") == 21.0
     early = run([2.0, 0.5, 0.5, 0.5], [-1.0, -2.0, -3.0, -4.0])
@@ -90,7 +90,7 @@ def test_the_page(tmp_path):
     assert "| 3 | 21 | +0.03 ± 0 | -0.0207 ± 0.0021 |" in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {UPPER} |"))
     assert "> 32 | 0.20 | 0.50 |" in row
-    # Norms 0.1, 0.2, 0.3, 0.4: 0.2 more on a mean of 0.25; 2, 1.5, 1, 0.5: 1 less on 1.25.
+    # Norms 0.1, 0.2, 0.3, 0.4 rise by 0.2 with mean 0.25; 2, 1.5, 1, 0.5 fall by 1 with mean 1.25.
     assert (
         "| before collapse, the norm of the task gradient grows with reward variance | **undec"
         in text
@@ -107,7 +107,7 @@ def test_the_page(tmp_path):
 
 
 def noisy(rng):
-    """Arms that keep equally much information, up to noise, and pulls that do not differ."""
+    """Arms that keep equal information up to noise, with equal pulls."""
     runs = {}
     for seed in EXPERIMENTS["mechanism"].seeds:
         for name in (UPPER, LOWER, ALL):
@@ -118,7 +118,7 @@ def noisy(rng):
 
 @pytest.mark.medium
 def test_the_page_after_the_looks_errs_as_rarely_as_it_says():
-    """Looks after three, four and five seeds, then the page's verdict: 5 % in all."""
+    """Interim analyses after three, four and five seeds, then the page's verdict: 5 % in all."""
     rng, experiment, decided = np.random.default_rng(0), EXPERIMENTS["mechanism"], []
     for _ in range(500):
         runs = noisy(rng)

@@ -1,4 +1,4 @@
-"""The committed pages are what their stored rows make, and one command writes them."""
+"""The committed pages match their stored rows, and one command writes them all."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""lab/recorded.py: rows come back as they were, and only for the same config."""
+"""lab/recorded.py: rows are read back unchanged, and only for the same config."""
 
 import json
 
@@ -28,7 +28,7 @@ def plan(seeds=(2**31 + 5, 1), **changes):
 def test_runs_come_back_for_the_same_config_alone(tmp_path):
     path, arms = tmp_path / "cures.jsonl", plan()
     assert read_runs(path) == read_runs(path, arms) == {}
-    shown = trim_rows(ROWS, ("eval/success", "probe/mi_seq"))  # what the page needs
+    shown = trim_rows(ROWS, ("eval/success", "probe/mi_seq"))  # the page's figures
     assert shown == [{"step": 0, "eval/success": 0.3333333}, {"step": 1, "probe/mi_seq": 2.1}]
     runs = {arm.key: shown for arm in arms}
     write_runs(path, arms, runs)

@@ -1,4 +1,4 @@
-"""lab/statistics.py: p-values, exact tests and Holm's correction, on known numbers and truth."""
+"""lab/statistics.py: p-values, exact tests and Holm's correction on known numbers and data."""
 
 import functools
 import itertools
@@ -50,9 +50,9 @@ def test_p_values_agree_with_the_verdicts():
         ((6, 0, 0), "reproduced", 2 / 64),
         ((0, 6, 0), "reversed", 2 / 64),
         ((5, 0, 0), "undecided", 2 / 32),
-        ((5, 0, 1), "undecided", 14 / 64),  # 5 of 6 at least
+        ((5, 0, 1), "undecided", 14 / 64),  # 5 of 6 or more, two-sided
         ((0, 0, 6), "undecided", 1.0),
-        ((8, 0, 1), "reproduced", 20 / 512),  # 8 of 9: (1 + 9) / 512, twice
+        ((8, 0, 1), "reproduced", 20 / 512),  # 8 of 9: (1 + 9) / 512, two-sided
         ((0, 8, 1), "reversed", 20 / 512),
         ((3, 3, 0), "undecided", 1.0),
     ],
@@ -69,7 +69,7 @@ def test_counts_of_runs_by_hand(counts, word, p):
 
 @pytest.mark.medium
 def test_counts_err_as_rarely_as_they_say():
-    """Each run does as claimed with a chance of one half, or is undecided."""
+    """Each run confirms or contradicts the claim with equal probability, or is undecided."""
     rng, judge = np.random.default_rng(0), functools.cache(judge_count)
     for runs, undecided in ((5, 0.0), (10, 0.0), (10, 0.2), (30, 0.1)):
         wrong = 0
@@ -88,14 +88,14 @@ def test_the_permutation_test_counts_all_orders():
     by_hand = [abs(spearmanr(x, order).statistic) for order in itertools.permutations(y)]
     assert p == pytest.approx(np.mean(np.array(by_hand) >= correlation - 1e-9))
     rng = np.random.default_rng(0)
-    long_x, long_y = rng.normal(size=9), rng.normal(size=9)  # drawn orders
+    long_x, long_y = rng.normal(size=9), rng.normal(size=9)  # sampled permutations
     assert permutation_test(long_x, long_y)[1] == pytest.approx(
         spearmanr(long_x, long_y).pvalue, abs=0.03
     )
 
 
 def settings_of(rng, count, slope=0.0):
-    """A filtered and an unfiltered run of each setting; the gain is noise, or goes with spread."""
+    """A filtered and an unfiltered run per setting; the gain is noise plus `slope` times spread."""
     runs = {}
     for i in range(count):
         spread = rng.normal(2, 1)
@@ -109,7 +109,7 @@ def settings_of(rng, count, slope=0.0):
 @pytest.mark.medium
 @pytest.mark.parametrize("count", [4, 5, 6, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_predictor_errs_as_rarely_as_it_says(count):
-    """Four settings decided in 16.7 % of the cases where spread predicts nothing."""
+    """Four settings would decide in 16.7 % of the cases where spread predicts nothing."""
     rng = np.random.default_rng(count)
     words = [gains.predictor(settings_of(rng, count)).verdict for _ in range(600)]
     if count < 6:
@@ -128,7 +128,7 @@ def test_holm_by_hand():
 
 @pytest.mark.medium
 def test_a_page_without_any_effect_decides_nothing_after_holm():
-    """A whole page: twenty claims over three seeds, of which one decides at 95 % by chance."""
+    """A page of twenty claims over three seeds; at 95 %, one decides by chance."""
     rng, alone, together = np.random.default_rng(0), [], []
     experiment = EXPERIMENTS["sweeps"]
     names = [f"t{i}" for i in range(20)]

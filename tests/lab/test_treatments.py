@@ -1,4 +1,4 @@
-"""lab/treatments.py on runs whose truth is known."""
+"""lab/treatments.py on simulated runs with known effects."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fast
 
 
 def run(mi, success):
-    """Rows with a probe every fourth step, an evaluation every 20th."""
+    """Rows with a probe every 4th step and an evaluation every 20th."""
     rows = [{"step": 0, SUCCESS: success[0]}]
     for step in range(1, 4 * len(mi) + 1):
         row = {"step": step, "update/count": 4.0, treatments.KEPT_GROUPS: 0.75}
@@ -27,7 +27,7 @@ def run(mi, success):
 
 
 def world():
-    """Three seeds that differ in level: "keeps" keeps all, "dear" costs success, "same" nothing."""
+    """Three seeds at different levels: "keeps" keeps all information, "dear" costs success."""
     runs = {}
     for seed in range(3):
         level = 2.0 + 0.3 * seed
@@ -80,7 +80,7 @@ def test_a_treatment_that_does_nothing_is_called_so():
 
 
 def test_noise_alone_helps_as_rarely_as_it_should():
-    """Three seeds, no difference: an interval that leaves 0 out in 5 % of the experiments."""
+    """Three seeds without a difference: the interval excludes 0 in 5 % of the experiments."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(400):
@@ -95,7 +95,7 @@ def test_noise_alone_helps_as_rarely_as_it_should():
 
 @pytest.mark.long
 def test_a_page_of_idle_noise_helps_nobody_after_holm():
-    """Twenty treatments that change nothing but noise: one seems to help, none after Holm."""
+    """Twenty treatments without effect: one seems to help, none after Holm's correction."""
     rng, alone, together = np.random.default_rng(3), [], []
     names = [f"t{i}" for i in range(20)]
     for _ in range(40):
@@ -127,9 +127,9 @@ def test_the_page(tmp_path):
     ) in text
     row = next(line for line in text.splitlines() if line.startswith("| keeps |"))
     assert row.startswith("| keeps | 160 | 0.75 | 1.00 | +0.70 ± 0.0")
-    assert row.split(" | ")[5].startswith("+0.70 ± ")  # to top-p 0.9
+    assert row.split(" | ")[5].startswith("+0.70 ± ")  # compared with top-p 0.9
     assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no cost | 0.00" in row
-    assert "table 9" not in text  # no filter that is worse there
+    assert "table 9" not in text  # no run has a filter that is worse in table 9
     assert (tmp_path / "treatments.png").read_bytes().startswith(b"\x89PNG")
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in world().items()}
     text = write_page("cures", tmp_path / "treatments.md", "run cures", EXPERIMENTS["cures"], runs)

@@ -1,6 +1,6 @@
-"""Compiles for a chip of a v5e what the compiler refuses, and prints how large it was found to be.
+"""Compiles a program that the compiler refuses for a v5e chip, and prints its estimated size.
 
-Run by test_preflight.py in a process of its own, because libtpu reads its variables once.
+test_preflight.py runs this in a separate process, because libtpu reads its variables once.
 """
 
 import os
@@ -27,7 +27,7 @@ def main():
     def whole(gib):
         return struct(mesh, (gib * 2**18, 1024), jnp.float32)
 
-    # Nothing of it is temporary; what is held beside it counts as well.
+    # It has no temporary memory; the resident memory counts as well.
     one = program(
         "sum",
         mesh,

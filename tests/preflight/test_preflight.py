@@ -1,4 +1,4 @@
-"""Closed formulas, the programs of a run as shapes, and what the command prints and returns."""
+"""Closed formulas, the shapes of a run's programs, and the command's output and exit code."""
 
 import dataclasses
 import importlib.util
@@ -37,11 +37,11 @@ from ragen_jax.run.diagnose import DIAGNOSTICS
 SMALL = ModelConfig(
     vocab_size=10, width=4, layers=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, tied=False
 )
-# Wide enough for the products to outweigh everything else.
+# Wide enough for the matrix products to dominate.
 WIDE = ModelConfig(
     vocab_size=512, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=1024
 )
-# As Qwen3: the heads are together twice as wide as the model.
+# As in Qwen3: the heads together are twice as wide as the model.
 NORMED = dataclasses.replace(WIDE, head_dim=128, qkv_bias=False, qk_norm=True)
 CHIP = Chip(peak_flops=100.0, bandwidth=10.0, hbm_gib=16.0, topologies=("1x1",))
 
@@ -56,12 +56,12 @@ def test_weights_by_hand():
     assert work.parameters == 2 * 132 + 2 * 40  # untied: embedding and head
     assert work.weight_bytes() == 4 * (2 * 132 + 40)
     assert Work(dataclasses.replace(SMALL, dtype="bfloat16")).weight_bytes() == 2 * 304
-    # Keys and values: 2 layers x 2 x 1 head x 3 wide x 4 bytes a position.
+    # Keys and values: 2 layers x 2 x 1 head x 3 wide x 4 bytes per position.
     assert work.cache_bytes(7) == 48 * 7
 
 
 def test_decode_by_hand():
-    # 3 rows, 5 positions before, 4 tokens: 3 passes. A token costs 2 layers x (2 x 132 + attention
+    # 3 rows, 5 earlier positions, 4 tokens: 3 passes. A token costs 2 layers x (2 x 132 + attention
     # 4 x 6 for each of 5 + 4 + 1 positions) and a head of 2 x 40.
     cost = Work(SMALL).decode(3, 5, 4)
     assert cost.flops == 3 * 3 * (2 * (264 + 24 * 10) + 80)
@@ -69,7 +69,7 @@ def test_decode_by_hand():
 
 
 def test_update_by_hand():
-    # 2 rows of 4 tokens: 6 predictions, 2 x 3 x 3 positions attended to, masked ones included.
+    # 2 rows of 4 tokens: 6 predictions, 2 x 3 x 3 attended positions, including masked positions.
     forward = 2 * (264 * 6 + 24 * 18)
     head = 80 * 6
     work = Work(SMALL)
@@ -108,13 +108,13 @@ def test_kernels_skip_the_masked_half():
 def test_tensor_axis_splits_heads_that_divide():
     work = Work(dataclasses.replace(SMALL, kv_heads=2), tensor=2)
     assert work.cache_bytes(1) * 2 == Work(work.config).cache_bytes(1)
-    assert Work(SMALL, tensor=2).cache_bytes(1) == Work(SMALL).cache_bytes(1)  # one head: whole
+    assert Work(SMALL, tensor=2).cache_bytes(1) == Work(SMALL).cache_bytes(1)  # one head: not split
     assert work.layers(3, 9) * 2 == Work(work.config).layers(3, 9)
 
 
 def test_a_tower_by_hand():
-    """A picture of 8 x 12 patches: windows of 4 x 4 side by side, the third as wide as the others,
-    in one of three layers the whole."""
+    """An image of 8 x 12 patches: all windows of 4 x 4 are full, and one of three layers attends to
+    the whole image."""
     c = VisionConfig(3, 8, 5, 2, 6, (1,), window_size=16, patch_size=4)
     cost = TowerWork(c).see(2, (1, 8, 12))
     layer = 4 * 8 * 8 + 3 * 8 * 5
@@ -123,10 +123,10 @@ def test_a_tower_by_hand():
     keys = 96 * 96 + 2 * 96 * 16
     assert cost.flops == 2 * (2 * products + 4 * 8 * keys)
     assert cost.bytes == 4 * (96 * 8 + 3 * layer + merger)
-    # Back: the same again, and of every product as many, of attention's twice as many.
+    # Two forward passes, and a backward pass with as many matrix products and twice the attention.
     back = TowerWork(c).back(2, (1, 8, 12))
     assert back.flops == 2 * (3 * 2 * products + 4 * 4 * 8 * keys) and back.bytes == 3 * cost.bytes
-    # One of 2 x 10 patches: of the last of three windows a half is padding.
+    # An image of 2 x 10 patches: half of the last of three windows is padding.
     assert TowerWork(c).see(1, (1, 2, 10)).flops - 4 * 8 * (20 * 20 + 2 * 24 * 8) == 2 * (
         20 * (96 * 8 + 3 * layer) + 5 * merger
     )
@@ -167,9 +167,9 @@ def test_one_layer_against_xla(config):
 def test_lengths_of_the_papers_setting():
     found = shapes.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
     assert found.last + 400 == 3600
-    # Padded as padding.length_bucket does; the turn before ended at 2,600.
+    # Padded as by padding.length_bucket; the previous turn ended at 2,600.
     assert (found.before, found.prompt, found.news, found.row) == (3072, 3584, 224, 4096)
-    one = shapes.lengths(sokoban.get_config(), 50, 10)  # single turn: every prompt is a first one
+    one = shapes.lengths(sokoban.get_config(), 50, 10)  # single turn: all prompts are first prompts
     assert one.first == one.prompt == 56
     with pytest.raises(ValueError, match="--observation_tokens is 0"):
         shapes.lengths(sokoban.get_config(), 50, 0)
@@ -186,9 +186,9 @@ def test_lengths_of_windows_and_limits():
     assert found(context="window", window=9) == full
     assert found(context="window", window=1) == found(context="single_turn")
     two = found(context="window", window=2)
-    # One earlier turn of 600 beside the first prompt; what the second turn goes on from is 800.
+    # One earlier turn of 600 after the first prompt; the second turn continues from 800.
     assert (two.shown, two.whole, two.last, two.before, two.row) == (2, 2, 1400, 896, 2048)
-    # 2,500 tokens leave 2,100 of a prompt: two whole earlier turns, or more of shorter replies.
+    # 2,500 tokens leave 2,100 for a prompt: two whole earlier turns, or more with shorter replies.
     limited = found(max_context=2500)
     assert (limited.shown, limited.whole, limited.last) == (5, 3, 2100)
     assert found(max_context=9999) == full
@@ -232,7 +232,7 @@ def test_two_programs_at_a_time_are_not_planned():
 
 
 def test_programs_lower():
-    # The run's own functions take these shapes; no compiler is needed to see that.
+    # The run's own functions accept these shapes; checking this needs no compiler.
     found = plan(**{"env.context": "full", "algorithm.kl_coef": 0.1, "model.dtype": "bfloat16"})
     assert list(found) == [
         "prefill", "prefill_rows", "extend", "decode", "score_prompts", "score", "score_flow",
@@ -245,12 +245,12 @@ def test_programs_lower():
         "prefill_rows": 0,
         "extend": 4,
         "decode": 5,
-        # Blocks of 8 prompts by 16 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
-        # Every fifth step those of trajectories again, without the reasonings of earlier replies.
+        # Blocks of 8 prompts by 16 reasonings: 16 by 16 turns of trajectories, 8 by 64 first turns.
+        # Every fifth step, the trajectory turns again, without the reasonings of earlier replies.
         "score_prompts": 2 + 2 / 5,
         "score": 2 + 4 + 2 / 5,
-        # Every fifth step, of each prompt: 3 reasonings behind its turn of a trajectory, in two
-        # blocks, and 48 behind its 8 first turns, in three.
+        # Every fifth step, for each prompt: 3 other reasonings for its trajectory turn, in two
+        # blocks, and 48 for its 8 first turns, in three.
         "score_flow": (2 + 3) / 5,
         "old_logps": 3,
         "update": 4,
@@ -271,7 +271,7 @@ def test_a_reference_on_the_host_is_held_by_no_program_that_does_not_read_it(kl_
     here, away = (
         plan(**overrides, **{"algorithm.kl_memory": memory}) for memory in ("device", "host")
     )
-    # The pass of the old log-probs runs while the updates' copy is there.
+    # The pass of the old log-probs runs while the updates' copy is in memory.
     reads = {"loss": {"update", "apply", "old_logps"}, "reward": {"reference"}}[kl_in]
     run = shapes.describe(sokoban_with(overrides), jax.devices()[:1], 40, 8)
     size = shapes.bytes_per_chip(run.reference)
@@ -288,10 +288,10 @@ def test_programs_of_slots():
     assert list(found)[:5] == [*names, "score_prompts"]
     for name in names:
         assert found[name].lower().out_info is not None
-    # 128 episodes of 5 turns in 64 slots: each has 10 replies of 22 tokens, in chunks of 5; what
-    # is new is read in 8 calls of 8 rows.
+    # 128 episodes of 5 turns in 64 slots: each slot has 10 replies of 22 tokens, in chunks of 5; 8
+    # calls of 8 rows read the new tokens.
     assert [found[name].calls for name in names] == [80, 80, 50, 50]
-    # Beside the parameters a chunk holds the slots' cache, whatever the number of episodes.
+    # Besides the parameters, a chunk holds the slots' cache, whatever the number of episodes.
     more = plan(**{"env.context": "full", "rollout.groups": 64, **slots})
     for a, b in zip(found["decode_chunk"].arguments, more["decode_chunk"].arguments, strict=True):
         assert a.shape == b.shape
@@ -310,11 +310,11 @@ def test_programs_of_gradients():
     program = found["gradients"]
     assert program.lower().out_info[0].shape == (3, 3)  # task, KL, entropy
     assert program.calls == 6 / 10
-    # 12 groups of 16 episodes of five turns, a row each, in micro-batches of 16 rows: tokens,
+    # 12 groups of 16 episodes of five turns, one row each, in micro-batches of 16 rows: tokens,
     # log-probs, advantages, masks and two kinds of weights.
     rows = [x.shape[:2] for x in program.arguments if len(x.shape) == 3 and x.shape[1] == 16]
     assert rows == [(12 * 5, 16)] * 6
-    # A sixth of 60 micro-batches against an update's quarter of 40, and three backward passes.
+    # A sixth of 60 micro-batches with three backward passes, against an update's quarter of 40.
     assert 2 < program.cost.flops / found["update"].cost.flops < 3
     by_edges = plan(**overrides | {"diagnose.gradients_edges": (1.0, 2.0)})["gradients"]
     assert by_edges.calls == 3 / 10
@@ -328,13 +328,13 @@ def test_programs_of_a_probe_and_of_the_bonuses():
     found, others = plan(**probe), plan()
     assert [name for name in found if name not in others] == ["mediation"]
     program = found["mediation"]
-    assert program.lower().out_info.shape == (8, 128)  # measures, rows of a call
+    assert program.lower().out_info.shape == (8, 128)  # measures, rows per call
     assert program.calls == 1 / 4  # 32 x 4 replies
     assert "mediation" not in plan(**{"diagnose.probe_every": 4})
-    # Prompts are read three times with the backward pass, reasonings five, what is behind them
-    # eight: 128 rows cost about twice what an update's 160 do, which are read three times.
+    # With the backward pass, prompts are read three times, reasonings five times and the endings
+    # eight times: 128 rows cost about twice as much as an update's 160, which are read three times.
     assert 1.5 < program.cost.flops / found["update"].cost.flops < 2.5
-    # 128 episodes of five turns under 8 first prompts, 16 of them a call; nothing else is scored.
+    # 128 episodes of five turns under 8 first prompts, 16 per call; nothing else is scored.
     paid = plan(**{"algorithm.mi_coef": 0.1, "diagnose.every": 0, "diagnose.flow_every": 0})
     assert paid["score"].calls == 128 * 5 / 16 and paid["score_prompts"].calls == 1
     assert plan(**{"algorithm.mi_coef": 0.1})["score"].calls == others["score"].calls + 40
@@ -369,9 +369,9 @@ def test_programs_of_ppo():
     assert [name for name in found if name not in plan()] == new
     for name in (*new, "update"):
         assert found[name].lower().out_info is not None
-    # Whatever a program does not read lies beside it: seven copies of the model (parameters and
-    # critic with two moments each, and the reference), and some rows of tokens. Updates have a
-    # gradient besides.
+    # The arrays that a program does not read are resident: seven copies of the model (parameters
+    # and critic with two moments each, and the reference) and some rows of tokens. Updates also
+    # hold a gradient.
     shape = shapes.model_shape(sokoban.get_config())
     params = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     size = 4 * sum(x.size for x in jax.tree.leaves(params))
@@ -402,7 +402,7 @@ def test_programs_of_windows_and_limits():
         *(1, 1, 3, 5),
     )
     assert calls["score_prompts"] == 2 + 2 / 5
-    # Single turns show no earlier reply, and without flow figures nothing is stripped.
+    # Single turns show no earlier reply, and without flow figures no reasoning is stripped.
     single = {"env.context": "single_turn", "env.window": 1}
     for changes in (single, {"env.context": "full", "diagnose.flow_every": 0}):
         calls = {name: program.calls for name, program in plan(**changes).items()}
@@ -411,7 +411,7 @@ def test_programs_of_windows_and_limits():
     assert [x.shape for x in found["prefill_rows"].arguments[-2:]] == [(128, 80), (128,)]
     assert [x.shape for x in found["prefill"].arguments[-2:]] == [(8, 40), (8,)]
     assert found["extend"].lower().out_info is not None
-    # With a limit nothing may fit beside the prompt, and everything where replies are short.
+    # With a limit, a prompt may hold no earlier turn, or all turns if replies are short.
     found = plan(**{"env.context": "full", "env.max_context": 64})
     assert (found["extend"].calls, found["prefill_rows"].calls) == (0, 4)
 
@@ -423,7 +423,7 @@ def test_each_environment_of_several_has_programs_of_its_own():
     # Countdown has one turn.
     assert (found["decode:sokoban"].calls, found["decode:countdown"].calls) == (5, 1)
     assert found["score:sokoban"].calls >= 1
-    # One update for all: 128 rows of Countdown beside twice 640, over four minibatches.
+    # One update for all: 128 rows of Countdown and twice 640 rows, over four minibatches.
     (tokens,) = (x for x in found["update"].arguments if len(x.shape) == 3 and x.dtype == "int32")
     assert tokens.shape[0] * tokens.shape[1] == (2 * 640 + 128) // 4
 
@@ -432,14 +432,14 @@ def test_what_is_held_beside_a_program():
     shape = shapes.model_shape(sokoban.get_config())
     params = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     size = 4 * sum(x.size for x in jax.tree.leaves(params))
-    # float32 on one mesh: the sampler reads the state's own parameters, beside Adam's moments.
+    # float32 on one mesh: the sampler reads the state's own parameters, next to Adam's moments.
     plain = plan()
     assert "resharding" not in plain and "extend" not in plain
     resident = shapes.bytes_per_chip(plain["decode"].resident)
     assert resident == pytest.approx(2 * size, abs=100)
     copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
     resident = shapes.bytes_per_chip(copied["decode"].resident)
-    # Parameters, moments, and the reference in bfloat16 but for its norms.
+    # Parameters, moments, and the reference in bfloat16, except for its norms.
     assert 3.5 * size <= resident < 3.52 * size
     adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
     assert adapted["update"].lower().out_info is not None
@@ -454,7 +454,7 @@ def test_what_is_held_beside_a_program():
 
 
 class Shelf(Sokoban):
-    """Sokoban beside a corpus of 10,000 vectors of 64 numbers."""
+    """Sokoban with a corpus of 10,000 vectors of 64 numbers."""
 
     @staticmethod
     def resident(mesh, **options):
@@ -478,14 +478,14 @@ def test_what_an_environment_keeps_is_beside_every_program(monkeypatch):
     resident = shapes.bytes_per_chip(one.resident)
     assert resident > shapes.bytes_per_chip(
         plain["decode"].resident
-    )  # the parameters, a turn's cache
+    )  # the parameters and a turn's cache
     monkeypatch.setattr(Shelf, "resident", lambda mesh, **options: None)
     assert set(plan()) == set(plain)
 
 
 @pytest.fixture
 def seeing(tmp_path):
-    """A directory that says the shape of a small model that sees, and no more."""
+    """A directory with the configuration of a small vision-language model, without weights."""
     config = dataclasses.replace(
         SMALL,
         head_dim=2,
@@ -510,14 +510,14 @@ def test_what_sees_is_beside_every_program(seeing):
     sees = plan(sokoban_seeing(seeing))
     blind = plan(sokoban_seeing(seeing), **{"env.options.observation": "grid"})
     assert set(sees) == {*blind, "tower"}
-    # A room of 6 x 6 cells is a picture of 168 x 168 pixels: 12 x 12 patches, 36 tokens.
+    # A room of 6 x 6 cells is an image of 168 x 168 pixels: 12 x 12 patches, 36 tokens.
     one = sees["tower"]
     assert one.lower().out_info.shape == (16, 36, 4) and one.calls == 8 * 5
     assert one.cost == TowerWork(VisionConfig(2, 8, 5, 2, 4, (1,), dtype="bfloat16")).see(
         16, (1, 12, 12)
     )
     bytes_of = shapes.bytes_per_chip
-    # 128 * 5 * 36 tokens: 23,040. Embeddings in bfloat16, four numbers of 32 bits.
+    # 128 * 5 * 36 tokens: 23,040. Embeddings in bfloat16, plus four 32-bit numbers.
     table, empty = (room * (4 * 2 + 4 * 4) for room in (32768, 64))
     for name, blind_one in blind.items():
         read = name not in ("decode", "apply", "resharding")
@@ -528,7 +528,7 @@ def test_what_sees_is_beside_every_program(seeing):
         assert (resident, arguments) == ((0, table - empty) if read else (table - empty, 0)), name
         assert sees[name].lower().out_info is not None
     run = shapes.describe(freeze(Config, sokoban_seeing(seeing)), jax.devices()[:1], 40, 8)
-    # Matrices and biases in bfloat16: the patches', two layers', the merger's; scales in float32.
+    # Matrices and biases in bfloat16: the patches', two layers', the merger's. Scales in float32.
     layer = 4 * (64 + 8) + 2 * (40 + 5) + 40 + 8
     params = 1176 * 8 + 2 * layer + 32 * 32 + 32 + 32 * 4 + 4
     for dtype, item in (("float32", 4), ("bfloat16", 2)):
@@ -545,7 +545,7 @@ def test_adapters_of_the_tower_are_planned(seeing):
         for tower in (False, True)
     )
     assert set(both) == {*language, "tower_update", "tower_gradient"}
-    # 128 episodes of 5 turns, 16 at a time; each of 4 minibatches sees all, goes through its own.
+    # 128 episodes of 5 turns, 16 at a time; each of 4 minibatches sees all, differentiates its own.
     assert {name: one.calls for name, one in both.items() if "tower" in name} == {
         "tower": 40, "tower_update": 160, "tower_gradient": 40,
     }  # fmt: skip
@@ -555,11 +555,11 @@ def test_adapters_of_the_tower_are_planned(seeing):
         4 * pairs
     )
     table, embeds = 32768 * (4 * 2 + 4 * 4), 32768 * 4 * 4
-    # Three more tables are remembered, and two moments of the adapters and they themselves held.
+    # Resident: three more tables, the adapters and their two moments.
     more = bytes_of(both["update"].resident) - bytes_of(language["update"].resident)
     assert more == 3 * table + 3 * 4 * pairs
     more = bytes_of(both["update"].arguments) - bytes_of(language["update"].arguments)
-    # As the base model sees, too; and the embeddings that are learnt through, with their gradient.
+    # The base model's table as well, and the trained embeddings with their gradient.
     assert more == table + 2 * embeds
     for one in both.values():
         assert one.lower().out_info is not None
@@ -569,7 +569,7 @@ def test_an_adapted_run_holds_its_base_model_throughout():
     config = sokoban_with({"model.lora.rank": 2, "model.dtype": "bfloat16"})
     base = 2 * Work(shapes.model_shape(config)).parameters
     for name, one in plan(config).items():
-        # The cast at the start is before it, and makes it.
+        # The cast at the start creates the base model, so it comes earlier.
         both = shapes.bytes_per_chip(one.resident) + shapes.bytes_per_chip(one.arguments)
         assert both > base or name == "resharding", name
 
@@ -735,7 +735,7 @@ def test_command():
         assert program["compile_s"] > 0 and program["roofline_s"] > 0
     assert found.stderr == ""
 
-    # 1,024 rows of the whole context at once do not fit; the line says what would help.
+    # 1,024 rows of the whole context at once do not fit; the message suggests a setting.
     args += ("--config.optimizer.micro_batch=512", "--config.rollout.groups=64")
     args += ("--config.rollout.max_new_tokens=4000", "--config.diagnose.every=0")
     found = command(*args)

@@ -1,6 +1,6 @@
-"""Compiles the search of wiki-18's vectors for v5e:4x4, and prints what it takes of a chip.
+"""Compiles the search over wiki-18's vectors for v5e:4x4, and prints its memory per chip.
 
-Run by test_preflight.py in a process of its own, because libtpu reads its variables once.
+test_preflight.py runs this in a separate process, because libtpu reads its variables once.
 """
 
 import json
@@ -19,7 +19,7 @@ from ragen_jax.programs.program import program  # noqa: E402
 from ragen_jax.programs.roofline import Cost  # noqa: E402
 from ragen_jax.programs.shapes import bytes_per_chip  # noqa: E402
 
-ROWS, WIDTH = 21_015_324, 768  # of wiki-18 and E5-base
+ROWS, WIDTH = 21_015_324, 768  # passages of wiki-18, width of E5-base
 
 
 def main():

@@ -1,4 +1,4 @@
-"""What is said of programs that compile: now and then, in a row, and where one comes late."""
+"""Messages about compiled programs: periodic lines, metrics, and warnings about late programs."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from ragen_jax.programs import monitor as compiling
 
 
 def compile_one(size):
-    """What no other test compiles."""
+    """Compiles a program that no other test compiles."""
     jax.jit(lambda x: jnp.cumsum(x * size)[:: size % 7 + 1])(jnp.ones(size)).block_until_ready()
 
 
@@ -23,9 +23,9 @@ def test_what_compiles_is_told_now_and_then(monkeypatch, capsys):
         lines = [line for line in capsys.readouterr().out.splitlines() if "compiling: " in line]
         assert lines[-1].endswith(" s") and " programs so far, " in lines[-1]
         numbers = [int(line.split()[1]) for line in lines]
-        assert numbers == sorted(set(numbers)) and numbers[0] > 1  # the first one counts
+        assert numbers == sorted(set(numbers)) and numbers[0] > 1  # the first program counts
     compile_one(1039)
-    assert "compiling" not in capsys.readouterr().out  # nobody wants to know
+    assert "compiling" not in capsys.readouterr().out  # not monitored
 
 
 @partial(jax.jit, static_argnames="times")
@@ -45,7 +45,7 @@ def test_a_row_says_what_compiled_and_a_late_program_is_named(monkeypatch, capsy
         assert 0 < monitor.metrics(1)["time/compile"] < seconds + 60
         compile_one(1063)
         assert monitor.metrics(2)["time/compile"] > 0
-        assert "warning" not in capsys.readouterr().out  # the first steps' programs are no surprise
+        assert "warning" not in capsys.readouterr().out  # no warning in the first steps
         extend(params, tokens[96], times=2.0)
         assert monitor.metrics(3)["time/compile"] > 0
         (line,) = capsys.readouterr().out.splitlines()
@@ -58,12 +58,12 @@ def test_a_row_says_what_compiled_and_a_late_program_is_named(monkeypatch, capsy
         monkeypatch.setattr(compiling, "LATE_EVERY", 0.0)
         extend(params, tokens[32], times=2.0)
         monitor.metrics(5)
-        (line,) = capsys.readouterr().out.splitlines()  # those not told of then, too
+        (line,) = capsys.readouterr().out.splitlines()  # includes the programs since the last line
         assert line.endswith(", and 2 others") and "extend (" in line
         extend(params, tokens[32], times=2.0)
         assert monitor.metrics(6) == {"time/compile": 0.0}
     assert not capsys.readouterr().out
-    assert not caplog.records  # nobody sees what JAX tells its logs
+    assert not caplog.records  # JAX's own log messages stay hidden
 
 
 def test_a_program_as_quick_as_loading_one_is_not_worth_a_line(monkeypatch, capsys):

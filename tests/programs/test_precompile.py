@@ -1,4 +1,4 @@
-"""Programs compiled before they are needed: a run finds them, and waits for none later."""
+"""Programs compiled before they are needed: a run finds them, and does not wait later."""
 
 import collections
 import dataclasses
@@ -52,18 +52,18 @@ def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, ca
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith("compiled 2 programs in ") and line.endswith(" s")
         cubed(rows[1201]), cubed(rows[1213])
-        assert names(monitor) == ["precompiled programs"]  # nothing compiled behind it
+        assert names(monitor) == ["precompiled programs"]  # nothing was compiled afterwards
         assert monitor.metrics(1)["time/compile"] > 0
 
         precompiler.begin(planned(1217))
         precompiler.wait()
-        precompiler.wait()  # for nothing
+        precompiler.wait()  # nothing to wait for
         monitor.metrics(2)
         assert monitor.metrics(3) == {"time/compile": 0.0}
         cubed(rows[1217])
         assert set(names(monitor)) == {"precompiled programs"}
         cubed(rows[1223])
-        assert names(monitor)[-1] == "cubed"  # one that nobody knew of
+        assert names(monitor)[-1] == "cubed"  # it was not planned
         precompiler.close()
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_compiled_is_told_and_the_run_goes_on(capsys):
 def test_cross_scoring_finds_what_was_compiled_for_it(agent):
     rng = np.random.default_rng(0)
     vocabulary = len(agent.tokenizer)
-    # Lengths that no other test scores with.
+    # Lengths that no other test scores.
     prompts = [rng.integers(0, vocabulary, 150) for _ in range(3)]
     spoken = [ScoredReply(rng.integers(0, vocabulary, 70), 60, 5) for _ in range(5)]
     swapped = [(1, spoken[0]), (2, spoken[3])]
@@ -120,8 +120,8 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     policy = sampling_policy(learner, state)
     programs = start_programs(config, learner, state, policy, tasks)
-    # 72 rows and, where rows are left that read prompts of their own, 64; with two samplings, and
-    # the first turn of groups.
+    # Programs for 72 rows and, for the remaining rows with their own prompts, 64 rows; with two
+    # samplings, and for the first turns of groups.
     assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
     with compiling.monitor_compilation() as monitor:
@@ -144,7 +144,7 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
 
 @pytest.fixture
 def lowered(monkeypatch):
-    """{name: shapes} of the programs that are compiled: (before they are called, when called)."""
+    """{name: shapes} of the compiled programs: (compiled ahead, compiled when called)."""
     ahead, called = collections.defaultdict(set), collections.defaultdict(set)
     notice = compiling._Shapes.filter
 
@@ -195,16 +195,16 @@ def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
     assert not again, again
     rollouts = {"read", "fold", "decode_chunk", "keep_rows", "_episode_keys", "prefill", "decode"}
     assert not (rollouts | {"apply_gradient"}) & set(called), sorted(called)
-    # Rows that are all shorter than they may be have programs of their own; none has longer rows.
+    # Programs for shorter rows compile when they are called; none of them has longer rows.
     assert "policy_gradient" in ahead
     for name in ("policy_gradient", "critic_gradient", "read_micro_batches"):
         late = called.get(name, set())
         assert not late or longest(late) < longest(ahead[name]), name
-    assert "token_advantages" in called  # which is not compiled ahead
+    assert "token_advantages" in called  # it is not compiled ahead
 
 
 def longest(programs):
-    """Tokens of the longest rows of int32[A,B,T] arguments of programs; 0 for none."""
+    """Tokens in the longest rows of the programs' int32[A,B,T] arguments; 0 if there are none."""
     tokens = re.compile(r"int32\[\d+,\d+,(\d+)\]")
     found = [tokens.fullmatch(shape) for shapes in programs for shape in shapes]
     return max((int(match[1]) for match in found if match), default=0)

@@ -1,4 +1,4 @@
-"""Files of a run that are damaged or gone: the page is written of the others, and says which."""
+"""Damaged or missing files of a run: the page is written from the other files and names them."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ from ragen_jax.run.run_files import read_outcomes
 
 pytestmark = pytest.mark.fast
 
-STORED = {  # kind: file, what the page says of it
+STORED = {  # kind: file whose damage the page reports
     "evaluation": "eval/step_000020.json",
     "episodes": "rollouts/step_000010.jsonl",
     "scores": "diagnostics/step_000010.npz",
@@ -77,7 +77,7 @@ def test_a_damaged_file_is_named_on_the_page_and_on_the_console(run, kind, how):
     code, out, err, page = reported(run)
     assert code == 0, err
     if (how, kind) in {("empty", "events"), ("empty", "episodes")}:
-        return  # as when nothing has happened
+        return  # an empty file means that nothing has happened
     message = f"{path}: line 1 is damaged" if kind == "events" else f"{path} is damaged"
     assert f"warning: {message}" in out and f"Damaged: {message}" in page
 
@@ -94,7 +94,7 @@ def test_an_evaluation_that_is_gone_or_another_is_told(run):
         f"{path} does not match the success in metrics.jsonl",
     ):
         assert f"warning: {message}" in out and f"Damaged: {message}" in page
-    # By other settings: they lie elsewhere.
+    # An evaluation with other settings is stored in another folder.
     path.write_text(content)
     (run / "eval_until_step_000020").mkdir()
     (run / "eval" / "step_000000.json").rename(run / "eval_until_step_000020" / "step_000000.json")
@@ -108,7 +108,7 @@ def test_what_no_page_can_do_without_is_refused_by_name(run, name, how):
     path.write_bytes(DAMAGE[how](path.read_bytes()))
     code, out, err, _ = reported(run)
     if (name, how) == ("metrics.jsonl", "cut"):
-        assert code == 0  # of the rows that are left
+        assert code == 0  # the remaining rows are read
     else:
         assert code == 2 and str(run) in err and len(err.splitlines()) == 1
 
@@ -128,16 +128,16 @@ def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
         if found is None:
             assert messages == [f"{path} is damaged"]
             noticed += 1
-        elif found != truth:  # a 0 that has become a 1
+        elif found != truth:  # a 0 became a 1
             assert "does not match the success" in reported(run)[1]
             noticed += 1
-    assert noticed > 100  # the others are of problems' numbers, which nothing is made of
+    assert noticed > 100  # the other bits are in problem numbers, which nothing uses
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("known", [True, False])
 def test_images_are_on_the_page_and_those_that_are_gone_are_not(run, known):
-    """With a tokenizer and without, which is when the prompt is the messages' text."""
+    """With a tokenizer, and without: then the prompt is the messages' text."""
     if not known:
         shutil.rmtree(run / "model")
     path = run / "rollouts" / "step_000010.jsonl"

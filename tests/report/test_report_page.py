@@ -1,4 +1,4 @@
-"""The page in a browser: it fetches nothing, nothing fails, and its figures are metrics.jsonl's."""
+"""The page in a browser: no requests, no errors, and its figures are those of metrics.jsonl."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ ATTACKS = (
     "<img src=x onerror='window.owned = 1'><svg onload=window.owned=1>",
     "<!-- <script> \\u003cscript> %%DATA%% \u2028 </think><answer>\x00é\N{SNOWMAN}",
 )
-FACTS = [  # ten, of all parts of the curves
+FACTS = [  # ten (metric, step) pairs from all parts of the curves
     ("eval/success", 0),
     ("eval/success", 240),
     ("rollout/success", 17),
@@ -42,13 +42,13 @@ FACTS = [  # ten, of all parts of the curves
 
 @pytest.fixture(scope="module")
 def browser():
-    """A real one, headless."""
+    """A real headless browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip(f"no browser is installed (one of {', '.join(BROWSERS)})")
     with playwright.sync_playwright() as started:
-        # The sandbox of its own is not to be had where tests run as root.
+        # The browser's sandbox is not available where tests run as root.
         yield started.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
@@ -146,7 +146,7 @@ def test_ten_facts_are_those_of_metrics_jsonl(opened, run):
         value = float(cell.get_attribute("data-value"))
         assert value == pytest.approx(rows[step][name], rel=1e-6), (name, step)
         assert float(cell.inner_text().split(" ± ")[0]) == pytest.approx(rows[step][name], rel=1e-3)
-    # The curves have the values of all steps, as the tables.
+    # The curves hold the values of all steps, like the tables.
     count = page.locator('td[data-figure="collapse/first_turn/own_margin"]').count()
     assert count == 250
 
@@ -161,7 +161,7 @@ def test_the_cursor_goes_through_all_charts_by_keyboard(opened, run):
     shown = page.locator("#charts figure", has_text="Truth of the reasoning").locator("output")
     expected = rows[240]["reasoning/grounded_rate"]
     assert float(shown.inner_text()) == pytest.approx(expected, rel=1e-3)
-    page.keyboard.press("Enter")  # takes the episodes there
+    page.keyboard.press("Enter")  # shows the episodes of that step
     assert page.locator("#filter-step").input_value() == "240"
     assert "step 250" in page.locator("#matrix-body select option:checked").inner_text()
 
@@ -243,7 +243,7 @@ def test_it_fits_a_small_screen_and_the_dark(opened, scheme):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(20, 22, 26)") == (scheme == "dark")
-    # Each field has a name for who cannot see it, each chart its summary.
+    # Each field has a label for screen readers, and each chart a summary.
     assert page.eval_on_selector_all(
         "select, input, button",
         "all => all.every(e => e.labels?.length || e.ariaLabel || e.textContent)",
@@ -268,7 +268,7 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
     name = "collapse/first_turn/own_margin"
     cell = page.locator(f'td[data-figure="{name}"][data-step="7"]').first
     values = [read_metrics(path / "metrics.jsonl")[7][name] for path in paths[:3]]
-    half = 4.302653 * np.std(values, ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
+    half = 4.302653 * np.std(values, ddof=1) / np.sqrt(3)  # t(0.975) with 2 degrees of freedom
     mean, plus_minus = map(float, cell.inner_text().split(" ± "))
     assert mean == pytest.approx(np.mean(values), rel=1e-3)
     assert plus_minus == pytest.approx(half, rel=1e-3)
@@ -278,7 +278,7 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 12])
 def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
-    """What they do not say is not made up, and one step has a page too."""
+    """The page invents no missing values, and a dump of one step has a page as well."""
     rng = np.random.default_rng(0)
     figures = {name: (level, deviation) for name, (level, deviation, _) in LEVELS.items()}
     first = "collapse/first_turn"
@@ -317,7 +317,7 @@ def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
 
 
 def episode_of_one_turn():
-    """A record of a run whose tokenizer is not there and which notes neither log-probs nor kept."""
+    """An episode's record without log-probs or `kept`, of a run whose tokenizer is missing."""
     turn = {
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x</b>"}],
         "prompt_ids": [1],

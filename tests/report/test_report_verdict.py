@@ -1,4 +1,4 @@
-"""What a page says happened, on simulated runs whose cause is known; its cures are the docs'."""
+"""The verdict on simulated runs with a known cause; the suggested remedies are quoted from docs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def verdict(folder, truncated=None):
 
 
 def named(folder, **settings):
-    """(what moved first, the causes) of a simulated run."""
+    """(first move, names of the causes) of a simulated run."""
     truncated = settings.pop("truncated", None)
     found = verdict(write_run(folder, **settings), truncated)
     first = found.moves[0].what if found.moves else None
@@ -66,11 +66,11 @@ def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path,
     assert found.moves[0].what == "information" and found.moves[0].direction == "fell"
     assert found.causes[0][0].name == "template"
     assert 30 < found.causes[0][1] < 50 and 30 < found.alarm[0][0] < 50
-    assert found.alarm[-1][1] == 100  # and stays
+    assert found.alarm[-1][1] == 100  # until the last step
     assert [move.step for move in found.moves] == sorted(move.step for move in found.moves)
     assert {"entropy of the reasoning", "truth of the reasoning"} <= {m.what for m in found.moves}
     assert "Cause: template" in sentences.headline(found)
-    # The few facts that a template states are no evidence of their own.
+    # The few facts in a template are not separate evidence.
     assert [cause.name for cause, *_ in found.causes] == ["template"]
 
 
@@ -103,7 +103,7 @@ def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path
 
 @pytest.mark.medium
 def test_long_replies_alone_are_no_truncation(tmp_path):
-    long = {"rollout.max_new_tokens": 20}  # of which replies have 19.8
+    long = {"rollout.max_new_tokens": 20}  # replies have 19.8 tokens
     assert named(tmp_path / "a", fields=long)[1] == []
     changes = {"rollout/valid_think_rate": (30, 0.5, 10)}
     assert "truncation" in named(tmp_path / "b", fields=long, changes=changes)[1]
@@ -118,16 +118,16 @@ def test_groups_without_variance(tmp_path):
 
 @pytest.mark.medium
 def test_a_gap_of_sampler_and_trainer_is_a_mismatch_by_the_dtype(tmp_path):
-    changes = {"rollout/logp_gap": (40, 500.0, 1)}  # to 4e-3
+    changes = {"rollout/logp_gap": (40, 500.0, 1)}  # up to 4e-3
     name = "sampler/trainer mismatch"
     assert named(tmp_path / "a", changes=changes)[1] == [name]
     half = {"model.dtype": "bfloat16"}
     assert named(tmp_path / "b", changes=changes, fields=half)[1] == [name]
-    # What is too little in float32 may be too much of a rise elsewhere.
-    some = {"rollout/logp_gap": (40, 50.0, 1)}  # to 4e-4
+    # A gap that is negligible in float32 can be a notable rise in bfloat16.
+    some = {"rollout/logp_gap": (40, 50.0, 1)}  # up to 4e-4
     assert named(tmp_path / "e", changes=some)[1] == []
     assert named(tmp_path / "f", changes=some, fields=half)[1] == [name]
-    # Seven times as much is rounding in both.
+    # A sevenfold gap is rounding in both.
     less = {"rollout/logp_gap": (40, 7.0, 1)}
     assert named(tmp_path / "c", changes=less)[1] == []
     assert named(tmp_path / "d", changes=less, fields=half)[1] == []
@@ -158,7 +158,7 @@ def test_a_rule_that_stopped_the_run_is_said_with_its_reason(tmp_path):
     later = event | {"step": 101}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n" + json.dumps(later) + "\n")
     run = read_run(folder)
-    assert run.events == [event]  # the other is of a step that is not there
+    assert run.events == [event]  # the run has no row of the other event's step
     found = judge(run, "", {})
     assert found.trouble and "step 100: the filter kept no <group>" in sentences.headline(found)
     html = sentences.top([run], [[found]], [[0]])
@@ -175,7 +175,7 @@ def test_cures_are_quoted_from_the_documentation():
 
 @pytest.mark.medium
 def test_each_environment_is_judged_by_itself(tmp_path):
-    """Two that train together, of which one loses its information."""
+    """Two environments trained together; one loses its information."""
     well, ill = write_run(tmp_path / "well"), write_run(tmp_path / "ill", changes=MI, seed=1)
     whole = tmp_path / "whole"
     whole.mkdir()

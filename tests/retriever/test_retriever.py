@@ -1,4 +1,4 @@
-"""The retriever's command: an index is built, served in both protocols; bad input in one line."""
+"""The retriever command: building an index, serving both protocols, one-line errors."""
 
 import contextlib
 import gzip
@@ -71,7 +71,7 @@ def serving(retriever, documents=5):
 
 
 def post(url, body, path="/retrieve", method="POST", headers=None):
-    """(status, the object answered)."""
+    """(status, the answer's JSON object)."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
     try:
         connection.request(method, path, body, headers or {})
@@ -122,7 +122,7 @@ def test_vectors_are_built_and_served(tmp_path, corpus):
         assert [d.name for d in documents] == [str(row) for row in order]
         assert [d.text for d in documents] == [WORLD.passages[row] for row in order]
 
-    # The same with vectors that are there already, of which the texts alone are built.
+    # The same with existing vectors: only the texts are built.
     np.save(tmp_path / "given.npy", vectors)
     given = f"--vectors={tmp_path / 'given.npy'}"
     build(*words, given, "--dtype=bfloat16", f"--index={tmp_path / 'texts'}")
@@ -135,7 +135,7 @@ def test_vectors_are_built_and_served(tmp_path, corpus):
 
 
 class Moody:
-    """A retriever that some queries break."""
+    """A retriever that fails for some queries."""
 
     def search(self, queries, k):
         if "break" in queries:
@@ -156,7 +156,7 @@ def test_whatever_is_asked_the_server_goes_on(capsys):
         status, answer = post(url, b'{"query": "break"}')
         assert status == 500 and answer["error"] == "RuntimeError: broken"
         with socket.create_connection(url.removeprefix("http://").split(":")) as sock:
-            sock.sendall(b"POST /retrieve HTTP/1.1\r\nContent-Length: 90\r\n\r\n{")  # and no more
+            sock.sendall(b"POST /retrieve HTTP/1.1\r\nContent-Length: 90\r\n\r\n{")  # incomplete
         for protocol in PROTOCOLS:
             assert remote(url, protocol).search(["a"], 1) == [[Document("1", "a", 1.0)]]
     assert "RuntimeError: broken" in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_an_index_is_whole_or_not_there(tmp_path, corpus):
     assert not index.exists() and sorted(os.listdir(tmp_path)) == ["bad.jsonl", corpus.name]
     build(f"--corpus={corpus}", f"--index={index}")
     call(COMMAND, "build", f"--corpus={bad}", f"--index={index}")
-    assert len(Words(index)) == 80  # the one before is still there
+    assert len(Words(index)) == 80  # the earlier index is still there
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_server_of_its_own(tmp_path, corpus):
             name = WORLD.things["person"][3]
             ((found, *_),) = remote(url, "search_r1").search([name], 2)
             assert found.text.startswith(f'"{name}"')
-            server.send_signal(signal.SIGTERM)  # Ctrl-C is not for processes in the background
+            server.send_signal(signal.SIGTERM)  # background processes get no Ctrl-C
             assert server.wait(20) == 0
         finally:
             server.kill()
@@ -277,7 +277,7 @@ def test_a_server_of_its_own(tmp_path, corpus):
 
 
 def status_of(sock):
-    """The status and the error that a raw connection gets."""
+    """The status and the error message that a raw connection receives."""
     sock.settimeout(20)
     data = b""
     while piece := sock.recv(1 << 16):
@@ -312,7 +312,7 @@ POST = b"POST /retrieve HTTP/1.1\r\n"
 )
 def test_requests_that_are_too_much_get_a_line(request_, status, reason):
     with serving(Moody()) as url, connected(url) as sock:
-        with contextlib.suppress(OSError):  # the server has refused it already
+        with contextlib.suppress(OSError):  # the server has already refused it
             sock.sendall(request_)
         got, error = status_of(sock)
         assert got == status and reason in error and len(error) <= 200
@@ -338,7 +338,7 @@ def test_work_that_is_too_much_is_refused(fields, reason):
 
 
 class Counting(Moody):
-    """Takes a while for each query, and keeps what was searched for in which order."""
+    """Takes some time for each query, and records the searches in order."""
 
     def __init__(self, seconds=0.0):
         self.searches, self.seconds = [], seconds
@@ -353,7 +353,7 @@ class Counting(Moody):
 def test_others_are_served_between_the_parts_of_a_large_request():
     retriever = Counting(seconds=0.004)
     with serving(retriever) as url:
-        many = json.dumps({"queries": ["a"] * 512, "topk": 2})  # 2 s
+        many = json.dumps({"queries": ["a"] * 512, "topk": 2})  # takes 2 s
         thread = threading.Thread(target=post, args=(url, many), daemon=True)
         thread.start()
         while not retriever.searches:
@@ -387,11 +387,11 @@ def test_slow_clients_neither_keep_threads_nor_keep_others_out(monkeypatch):
     with serving(Moody()) as url, contextlib.ExitStack() as stack:
         slow = [stack.enter_context(connected(url)) for _ in range(40)]
         for sock in slow:
-            with contextlib.suppress(OSError):  # the oldest are closed already
-                sock.sendall(POST)  # and no more
+            with contextlib.suppress(OSError):  # the oldest are already closed
+                sock.sendall(POST)  # the rest never comes
         for _ in range(5):
             assert remote(url, "ragen").search(["a"], 1) == [[Document("1", "a", 1.0)]]
-        assert threading.active_count() - before < 8 + 8  # some are ending
+        assert threading.active_count() - before < 8 + 8  # some threads are still ending
 
 
 @pytest.mark.medium

@@ -48,7 +48,7 @@ def test_mutual_information_is_that_of_the_cross_scores(agent):
     for key, value in information_metrics(*scores, own).items():
         assert found[key] == pytest.approx(value, abs=1e-6), key
     assert "mi_ci95" in found and 0 < found["retrieval_p"] <= 1
-    texts = [ROOM.format(room) for room in rooms for _ in range(2)]  # of the same prompts
+    texts = [ROOM.format(room) for room in rooms for _ in range(2)]  # a prompt per reasoning
     again = ragen_jax.mutual_information(
         agent.model, agent.params, agent.tokenizer, texts, thoughts, micro_batch=16
     )

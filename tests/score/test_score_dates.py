@@ -1,4 +1,4 @@
-"""Rollouts of a model whose chat template writes the date: with theirs, or today's and a line."""
+"""Chat templates that write the date: rollouts get their recorded day, or today with a warning."""
 
 import collections
 import json
@@ -64,12 +64,12 @@ def test_the_date_of_a_dump(dated_model, language_model, tmp_path, on_day, promp
         said = "date: prompts are rendered with 2026-11-25, from --date" in printed
         assert said == (kind in ("messages", "restored"))
     assert LINE not in score("token ids")[0]
-    assert LINE in score("restored")[0]  # which is then not taken apart
+    assert LINE in score("restored")[0]  # its control tokens are not restored: the day differs
     assert LINE not in score("messages", model=language_model)[0]
 
 
 def test_the_date_that_a_dump_records(dated_model, tmp_path, on_day, prompts, monkeypatch):
-    """A row's own field, then the config.json of the run, then --date, then today."""
+    """The row's field comes first, then the run's config.json, then --date, then today."""
     tokenizer = hf.load_tokenizer(dated_model)
     on_day(26)
 
@@ -102,9 +102,9 @@ def test_the_date_that_a_dump_records(dated_model, tmp_path, on_day, prompts, mo
         assert starts == {of(24): 8} and found["date"] == "2026-11-24"
         assert "prompts are rendered with 2026-11-24, from the config.json of their run" in printed
         assert "--date" not in printed
-    # The same of one of several environments.
+    # The folder of an environment of several uses the run's config.json as well.
     assert score(path.parent / "sokoban" / "1.jsonl", [None] * 8)[2] == {of(24): 8}
-    # The same of a path that does not name the run.
+    # A relative path that does not name the run finds it as well.
     monkeypatch.chdir(path.parent)
     assert score(Path("1.jsonl"), [None] * 8)[2] == {of(24): 8}
 
@@ -121,7 +121,7 @@ def test_the_date_that_a_dump_records(dated_model, tmp_path, on_day, prompts, mo
     printed, found, starts = score(elsewhere, own, "--date=2026-11-20", config=run)
     assert starts == {of(21): 1, of(22): 1, of(20): 6}
     assert "the prompts of 6 rows are rendered with 2026-11-20, from --date" in printed
-    # A config.json of something else, of a run that left its day open, and a damaged one.
+    # A config.json of another kind, of a run without a fixed date, and damaged.
     for config in ('{"model_type": "llama"}', "[]", '{"model": {"date": "auto"}}', "{"):
         printed, found, starts = score(path, [None] * 8, config=config)
         assert starts == {of(26): 8} and LINE in printed

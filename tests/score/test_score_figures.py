@@ -34,7 +34,7 @@ def chat(agent):
 
 
 def episodes_of(chat, environment, turns):
-    """Replies as an agent writes them, some of them cut off, in rooms of the environment."""
+    """Replies as an agent writes them, some cut off, in rooms of the environment."""
     rng, episodes = np.random.default_rng(0), []
     for group in range(GROUPS):
         message = environment.render(environment.reset(group))
@@ -80,7 +80,7 @@ def score(model, path, *words):
 
 @pytest.fixture(scope="module")
 def written(agent, model, chat, tmp_path_factory):
-    """{turns: (the figures of a run, the records that it wrote, their folder)}."""
+    """{turns: (the run's figures, the records that it wrote, their folder)}."""
     found = {}
     for turns in (1, 2):
         episodes = episodes_of(chat, agent.environment, turns)
@@ -133,7 +133,7 @@ def test_parquet(written, model, agent, tmp_path):
 
 
 def page_of(path):
-    """(the data of the page beside a score's JSON file, all its HTML)."""
+    """(data, full HTML) of the page next to a score's JSON file."""
     html = path.with_suffix(".html").read_text()
     return json.loads(html.split('id="data">')[1].split("</script>")[0]), html
 
@@ -165,7 +165,7 @@ def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_pat
     episode = data["episodes"][0]
     assert episode["return"] == rows[0]["score"]
     assert episode["success"] == rows[0]["acc"]
-    assert episode["kept"] is episode["seed"] is None  # verl does not say
+    assert episode["kept"] is episode["seed"] is None  # verl does not record them
     closed = next(e for e in data["episodes"] if e["turns"][0]["tags"][1] > 0)
     (turn,) = closed["turns"]
     end, answer = turn["tags"]
@@ -174,7 +174,7 @@ def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_pat
     assert any("".join(turn["reply"]) in row["output"] for row in rows)
     torn = next(e for e in data["episodes"] if e["turns"][0]["tags"][0] < 0)
     assert "</think>" not in "".join(torn["turns"][0]["reply"])
-    assert "max_solution" not in html  # no setting of a run of ours
+    assert "max_solution" not in html  # a setting that only our runs have
 
 
 def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp_path):
@@ -198,7 +198,7 @@ def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp
 
 @pytest.mark.long
 def test_groups_of_different_sizes(written, model, agent, tmp_path):
-    """A row less leaves its group a member less."""
+    """Without one row, its group has one member less."""
     _, records, _ = written[1]
     rows = list(trainer_formats.verl(records, agent.tokenizer))[1:]
     found, _, _ = score(model, trainer_formats.write(tmp_path / "1.jsonl", rows), *SAMPLED)
@@ -215,7 +215,7 @@ def test_groups_of_different_sizes(written, model, agent, tmp_path):
         del row["acc"]
     found, _, _ = score(model, trainer_formats.write(tmp_path / "1.jsonl", rows), *SAMPLED)
     names = [name for name in found["steps"][0] if name.startswith("anatomy/")]
-    assert names == ["anatomy/mixed", "anatomy/mixed_count"]  # the others need to know success
+    assert names == ["anatomy/mixed", "anatomy/mixed_count"]  # the other figures need success
 
 
 def test_an_alarm_where_information_falls():
@@ -224,13 +224,13 @@ def test_an_alarm_where_information_falls():
     found, fired = add_alarm(rows, Regimes())
     alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
     assert alarms and 12 < alarms[0] <= 17
-    ((index, first),) = fired  # "warn" says it once
+    ((index, first),) = fired  # "warn" fires once
     assert index + 1 == alarms[0] and "own-prompt margin" in first.reason
 
 
 @pytest.mark.long
 def test_a_timeline(written, model, agent, tmp_path):
-    """Reasonings that name their room, then the same one in all rooms."""
+    """Reasonings that name their room; from step 13 the same reasoning in all rooms."""
     _, records, _ = written[1]
     for step in range(1, 25):
         rows = list(trainer_formats.verl(records, agent.tokenizer, step))

@@ -1,4 +1,4 @@
-"""Messages of any form: tool calls, parts, roles, reasoning, as the chat template writes them."""
+"""Messages of any form, rendered by the chat template: tool calls, parts, roles, reasoning."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows, make_steps
 from ragen_jax.score.files import read_files
 
-# Qwen2.5's way to write tools, calls and results, in a few lines.
+# How Qwen2.5 writes tools, calls and results, shortened.
 TEMPLATE = """
 {%- if tools %}{{ '<|im_start|>system\n# Tools' }}{%- for tool in tools %}{{ '\n' + tool|tojson }}
 {%- endfor %}{{ '<|im_end|>\n' }}{%- endif %}
@@ -37,14 +37,14 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 @pytest.fixture
 def calling(tokenizer):
-    """A tokenizer whose chat template writes tools."""
+    """A tokenizer whose chat template renders tools."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def scored(tokenizer, path, records):
-    """(texts [(prompt, reply)] of each row, `FileContents`, its `Encoder`, the warnings)."""
+    """([(prompt, reply)] texts of each row, `FileContents`, the `Encoder`, the warnings)."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     read, encoder = read_files([str(path)]), Encoder(tokenizer, len(tokenizer))
     spoken, broken = encode_rows(read.rows, encoder)
@@ -120,7 +120,7 @@ def test_tools_of_a_row_are_in_its_prompts(calling, tmp_path, tools):
 
 
 def test_parts_roles_and_keys(calling, tmp_path):
-    """Parts are joined, a developer is the system, and what no template writes is counted."""
+    """Parts are joined, "developer" becomes "system", unread keys are counted."""
     prompt = [
         {"role": "developer", "content": [{"type": "text", "text": "be "}, "brief"]},
         ASKED | {"name": "ann", "content": {"type": "input_text", "text": "what?"}},
@@ -138,7 +138,7 @@ def test_parts_roles_and_keys(calling, tmp_path):
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_reasoning_that_the_server_split_off_is_in_later_prompts(calling, tmp_path, reads):
-    """As the template writes it, or between the tags where the template knows none."""
+    """In the template's form, or between the tags if the template has no form for it."""
     if reads:
         form = "{%- if m.reasoning_content %}{{ '\n[' + m.reasoning_content + ']' }}{%- endif %}"
         calling.chat_template = TEMPLATE.replace(
@@ -179,7 +179,7 @@ def test_a_message_that_cannot_be_read_names_its_row(tmp_path, message, words):
 
 
 def test_parquet_structs_hold_no_foreign_keys(calling, tmp_path):
-    """Each struct of a Parquet column has the fields of all; null stands for an absent one."""
+    """Each struct of a Parquet column has the fields of all structs; an absent field is null."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -232,7 +232,7 @@ def test_the_command_reports_calls_and_keys(language_model, tmp_path):
     ],
 )
 def test_a_call_alone_is_what_the_template_writes_of_it(tokenizer, tmp_path, change, expected):
-    """Templates that search the content, open the reasoning, drop the content, or the calls."""
+    """Templates that search the content, open the reasoning, or drop the content or the calls."""
     other = copy.deepcopy(tokenizer)
     assert change[0] in TEMPLATE
     other.chat_template = TEMPLATE.replace(*change)

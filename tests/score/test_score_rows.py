@@ -1,4 +1,4 @@
-"""What a row of a dump says: prompts, tags, fields."""
+"""Reading a dump's rows: prompts, tags, fields."""
 
 import json
 import pickle
@@ -142,7 +142,7 @@ def test_steps_and_groups(encoder, tmp_path):
     assert not broken and [step.number for step in steps] == [2, 4, 9]
     shape = [[(e.group, e.member) for e in step.episodes] for step in steps]
     assert shape == [[(0, 0), (1, 0), (2, 0)], [(0, 0), (0, 1), (1, 0)], [(0, 0)]]
-    assert surprises.split_groups == [f"{second}:3"]  # of group 2, but another prompt
+    assert surprises.split_groups == [f"{second}:3"]  # in group 2, but with another prompt
     assert np.isnan(steps[0].reward_E).all() and not steps[0].success
 
 

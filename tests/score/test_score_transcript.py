@@ -1,4 +1,4 @@
-"""Outputs that hold a whole conversation as one text, as verl's multi-turn rollouts do."""
+"""Outputs that hold a whole conversation as one text, as in verl's multi-turn rollouts."""
 
 import copy
 import json
@@ -16,14 +16,14 @@ FULL = "".join(
     f"{START}user\n_{i}{END}\n{START}assistant\n{said}{END}\n" for i, said in enumerate(SAID)
 )
 BARE = FULL.replace(START, "").replace(END, "")
-# Drops earlier reasoning, as templates of reasoning models do, and opens the next.
+# Drops earlier reasoning, as templates of reasoning models do, and opens the next reasoning.
 STRIPPING = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
 {{- m.content.split('</think>')[-1] + '<|im_end|>\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
 
 
 def turns_of(tokenizer, path, given, output, **names):
-    """([(prompt, reply)] as texts of a verl row, the `Encoder`)."""
+    """([(prompt, reply)] texts of a verl row, the `Encoder`)."""
     record = {names.get("prompt", "input"): given, names.get("reply", "output"): output}
     path.write_text(json.dumps(record) + "\n")
     encoder, rows = Encoder(tokenizer, len(tokenizer)), read_files([str(path)]).rows
@@ -35,7 +35,7 @@ def turns_of(tokenizer, path, given, output, **names):
 
 
 def cut(text):
-    """(input, output) of a conversation's text."""
+    """Splits a conversation's text into (input, output)."""
     at = text.index("assistant\n") + len("assistant\n")
     return text[:at], text[at:]
 
@@ -69,7 +69,7 @@ def test_a_last_observation_is_no_part_of_a_reply(tokenizer, tmp_path, control):
 
 
 def test_replies_opened_by_the_prompt(tokenizer, tmp_path):
-    """Where the generation prompt opens the reasoning, later prompts show its tag."""
+    """If the generation prompt opens the reasoning, later prompts show its tag."""
     given, output = cut(BARE.removesuffix("\n").replace("<think>", ""))
     turns, _ = turns_of(tokenizer, tmp_path / "a.jsonl", given, output)
     assert [prompt.count("<think>") for prompt, _ in turns] == [0, 1, 2]

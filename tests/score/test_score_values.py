@@ -1,4 +1,4 @@
-"""Values as files hold them: missing ones, numbers as text, byte-order marks, Parquet types.
+"""Values as files hold them: missing values, numbers as text, byte-order marks, Parquet types.
 
 Each test runs the command on a file and reads the figures that it writes.
 """
@@ -19,7 +19,7 @@ WORDS = ("fox", "dog", "left", "up", "brown", "over", "lazy", "quick")
 
 
 def rows_of(count, **columns):
-    """`count` rows, two a prompt, with row i's value of each column."""
+    """`count` rows, two per prompt; row i has value i of each column."""
     return [
         {
             "prompt": f"<|im_start|>user\nwhat is {i // 2}?<|im_end|>\n<|im_start|>assistant\n",
@@ -35,7 +35,7 @@ def lines(rows):
 
 
 def score(model, path, *words):
-    """({all figures}, [figures of each step], printed lines, warnings) of the command."""
+    """({all figures}, [figures of each step], printed lines, warnings) of a command."""
     out = path.parent / "out" / "score.json"
     out.parent.mkdir(exist_ok=True)
     paths = f"--model={model}", f"--rollouts={path}", f"--out={out}"
@@ -46,7 +46,7 @@ def score(model, path, *words):
 
 
 def test_a_fractional_acc_is_a_score(language_model, tmp_path):
-    """The mean of 0, 1/4, 1/2 and 1 is 0.4375 of all rows, also where acc is the only score."""
+    """The mean of 0, 1/4, 1/2 and 1 over all rows is 0.4375, even if acc is the only score."""
     score_of = [0.0, 0.25, 0.5, 1.0] * 2
     path = tmp_path / "1.jsonl"
     path.write_text(lines(rows_of(8, score=score_of, acc=score_of, gts=["0"] * 8)))
@@ -80,7 +80,7 @@ def test_missing_values_keep_their_row(tmp_path, missing):
 def test_a_step_of_any_spelling(language_model, tmp_path, value):
     path = tmp_path / "1.jsonl"
     path.write_text(lines(rows_of(4, step=[value] * 4, reward=["0.5", "1", "true", False])))
-    if value != "4":  # the others are read by the same function, without a model
+    if value != "4":  # the same function reads all spellings; one run with a model is enough
         assert {row.step for row in read_files([str(path)]).rows} == {4}
         return
     _, (step,), _, _ = score(language_model, path)
@@ -150,9 +150,9 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, form):
     rows = rows_of(4)
     text = json.dumps(rows) if form.startswith("json.") or form == "json" else lines(rows)
     content = codecs.BOM_UTF8 + text.encode()
-    if form == "middle":  # two files with marks, one after the other
+    if form == "middle":  # two files with byte-order marks, concatenated
         content = 2 * (codecs.BOM_UTF8 + lines(rows[:2]).encode())
-        content += codecs.BOM_UTF8 + b"\n"  # and an empty one
+        content += codecs.BOM_UTF8 + b"\n"  # followed by an empty file with a mark
     if form == "utf-16":
         content = text.encode("utf-16")
     path = tmp_path / f"step_7.{form if form.startswith('json') else 'jsonl'}"
@@ -187,7 +187,7 @@ def test_rows_files_and_rewards_that_are_left_out_are_counted(language_model, tm
 
 
 def test_parquet_types(language_model, tmp_path):
-    """NaN, decimals, arrays, nested JSON and structs whose other rows have more fields."""
+    """NaN, decimals, arrays, nested JSON, and structs whose other rows have more fields."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

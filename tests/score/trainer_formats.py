@@ -1,4 +1,4 @@
-"""Our rollouts as other trainers would have written them: what each of their writers does."""
+"""Our rollouts in the formats that other trainers' writers produce."""
 
 import json
 
@@ -31,7 +31,7 @@ def verl(records, tokenizer, step=1):
 
 
 def trl(records, tokenizer, step=1):
-    """TRL: a row of its Parquet table; a column for each reward function."""
+    """TRL: a row of its Parquet table, with a column for each reward function."""
     for row in verl(records, tokenizer, step):
         half = row["score"] / 2
         yield {
@@ -46,7 +46,7 @@ def trl(records, tokenizer, step=1):
 
 
 def conversation(record, tokenizer):
-    """The messages of an episode; what the prompt opens is not in the replies."""
+    """The messages of an episode; replies omit the text that the prompt opens."""
     messages = []
     for turn in record["turns"]:
         shown = tokenizer.decode(turn["prompt_ids"]).split("<|im_start|>user\n")[-1]
@@ -57,7 +57,7 @@ def conversation(record, tokenizer):
 
 
 def verifiers(records, tokenizer):
-    """verifiers, results.jsonl: first message as the prompt, the others as the completion."""
+    """verifiers, results.jsonl: the first message is the prompt, the others are the completion."""
     for record in records:
         first, *others = conversation(record, tokenizer)
         yield {
@@ -72,7 +72,7 @@ def verifiers(records, tokenizer):
 
 
 def prime_rl(records, tokenizer):
-    """prime-rl, traces.jsonl: an episode of verifiers as a graph of messages, with token ids."""
+    """prime-rl, traces.jsonl: an episode of verifiers as a graph of messages with token ids."""
     for record in records:
         nodes, length = [], 0
         for turn in record["turns"]:
@@ -136,5 +136,5 @@ def plain(records, tokenizer):
         }
 
 
-SINGLE = {"verl": verl, "trl": trl, "plain": plain}  # of one reply
+SINGLE = {"verl": verl, "trl": trl, "plain": plain}  # formats that hold a single reply
 SEVERAL = {"verifiers": verifiers, "prime_rl": prime_rl, "ragen": ragen}
