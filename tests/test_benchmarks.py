@@ -92,6 +92,7 @@ def test_an_absent_peer_is_named_with_its_command(name, monkeypatch):
         peers.need(name)
 
 
+@pytest.mark.slow
 def test_without_a_peer_ours_is_still_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     (row,) = generation.rollout_full(1, turns=(1,), members=2)
@@ -139,6 +140,7 @@ def test_another_shape_plays(monkeypatch):
     assert again.other > 0 and again.work == 6 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["full", "single_turn"])
 def test_both_sides_play_the_same_episodes(context):
     with tiny_setting(context=context, turns=(1, 3), members=2, new_tokens=4) as (setting, _):
@@ -241,12 +243,14 @@ def test_flat_search(monkeypatch):
     assert one.ours > 0 and one.other is None and "pip install faiss-cpu" in one.skipped
 
 
+@pytest.mark.slow
 def test_a_corpus_is_indexed_and_searched(capsys):
     pytest.importorskip("bm25s")
     corpus.main(["--passages=60"])
     assert re.match(r"60 passages, .* peak memory \d.*\nopened in ", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_shared_prompts_against_pairs():
     (row,) = scoring.scoring(1, sizes=((2, 3, 40, 8, 4),))
     assert row.ours > 0 and row.other > 0 and row.target == 4 and "MB a call" in row.name
@@ -266,6 +270,7 @@ def test_growth_is_fitted_by_tokens_and_pairs():
     assert scoring.counts(N=2, M=3, P=5, Z=4) == (10 + 24, 50 + 24 * 9)
 
 
+@pytest.mark.slow
 def test_growth_is_drawn(tmp_path):
     varied = {"M": (16, 32), "N": (8,), "P": (32,), "Z": (16,)}
     points = scoring.growth(1, base={"M": 16, "N": 8, "P": 32, "Z": 16}, varied_sizes=varied)
@@ -311,6 +316,7 @@ def test_the_gpu_s_cases_at_toy_size(monkeypatch, capsys):
     assert all(row["ours"] > 0 and row["other"] > 0 and row["work"] > 0 for row in whole)
 
 
+@pytest.mark.slow
 def test_an_update_at_length_counts_the_models_own_operations(monkeypatch, capsys):
     monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
     monkeypatch.setattr(lengths, "LENGTHS", {"tiny": (32, 64)})
@@ -361,6 +367,7 @@ def test_neutral_tokens_are_as_likely_under_every_prompt(monkeypatch):
     assert found[1][1].mean() == pytest.approx(5 * found[0][1].mean(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_bank_has_the_scenes_information_at_multiples_of_it(monkeypatch):
     monkeypatch.setattr(alarm, "CALIBRATION", 200)
     scene = alarm.SCENES[0]
@@ -396,6 +403,7 @@ def steady_bank(scale=1.0):
     return alarm.Bank(1.0, steps_L, 0.3, 0.9)
 
 
+@pytest.mark.slow
 def test_runs_are_watched_separately_and_rates_are_of_them(monkeypatch):
     bank, rng = steady_bank(20.0), np.random.default_rng(0)
     multiple_RT = np.ones((3, 60))
@@ -413,6 +421,7 @@ def test_runs_are_watched_separately_and_rates_are_of_them(monkeypatch):
     assert alarm.healthy_rates(3, bank, {"falls": halved}) == {"falls": 1.0}
 
 
+@pytest.mark.slow
 def test_the_alarm_command(monkeypatch, capsys):
     small = dict(CALIBRATION=10, BANK=10, SCENES=alarm.SCENES[:1], RETRIEVALS=(0.55,))
     small |= dict(STEPS=30, FALL_STEP=20, GRID_L=alarm.GRID_L[::5])
@@ -432,6 +441,7 @@ def test_the_alarm_command(monkeypatch, capsys):
 # ---- the largest fraction of falls that an alarm can detect -------------------------------------
 
 
+@pytest.mark.slow
 def test_the_power_of_likelihood_ratios_is_the_closed_form_of_normal_looks(monkeypatch):
     """Looks are N(0, 1) before and N(-shift, 1) after a fall; densities are estimated or known."""
     rng, shift, looks = np.random.default_rng(0), 1.2, alarm_bound.LOOKS
@@ -458,6 +468,7 @@ def test_the_levels_of_the_bound():
     assert alarm_bound.SINGLE_LEVEL == pytest.approx(0.05 / 0.95)
 
 
+@pytest.mark.slow
 def test_margins_drawn_at_once_are_those_of_simulated_steps():
     scene = alarm.Scene(4, 3, 0.7)
     x_BG2 = alarm_bound.draw_margins(np.random.default_rng(0), scene, 0.8, 1150)
@@ -640,6 +651,7 @@ def test_what_an_odd_input_may_not_lead_to(found, expected):
     assert odd.find_error({"gap": 1.0} | found) == expected
 
 
+@pytest.mark.slow
 def test_odd_inputs_are_of_every_field_and_of_files_that_are_read(tmp_path):
     rng = np.random.default_rng(0)
     fields = odd.settings(rng)

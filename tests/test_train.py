@@ -270,6 +270,7 @@ def test_rows_that_do_not_split_over_devices_are_refused(config, tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     config.steps, config.eval.every, config.checkpoint.every = 3, 0, 1
@@ -305,6 +306,7 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     assert timeless(again) == timeless(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, capsys):
     config.steps = 3
@@ -330,6 +332,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     """The environment is FrozenLake, which this agent hardly ever solves: most groups earn no

@@ -208,6 +208,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys, mo
     assert capsys.readouterr().out == line
 
 
+@pytest.mark.slow
 def test_a_run_resumed_on_another_day_has_the_same_prompts(
     dated_model, tmp_path, monkeypatch, on_day, capsys
 ):

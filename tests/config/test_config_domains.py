@@ -373,6 +373,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(
     "setting",

@@ -440,6 +440,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws(name, evaluated, start):
     check_entry(name, DRAWS[name], evaluated, start)

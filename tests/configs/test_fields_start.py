@@ -70,6 +70,7 @@ def laid_out():
     return lambda config, given: shares[config.to_json()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MESHES)
 def test_mesh(name, laid_out):
     check_entry(name, MESHES[name], laid_out)

@@ -241,6 +241,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.medium
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_of_the_alarm(name, monkeypatch):

@@ -50,6 +50,7 @@ def state_of(bit_generator):
     return *state["key"].tolist(), *state["counter"].tolist()
 
 
+@pytest.mark.slow
 def test_no_two_of_100_000_streams_share_a_state():
     seeds = [seed + n for seed in LARGE[:-1] for n in range(12)]
     members = range(120)  # enough even if neighbouring seeds get the same purpose twice
@@ -232,6 +233,7 @@ def test_every_episode_slips_by_itself_at_the_rate_asked_for(changed):
     assert_slips([play_evaluation(changed(eval__seed=seed, **slip)) for seed in seeds], 0.1)
 
 
+@pytest.mark.slow
 def test_a_pool_draws_other_noise_at_every_visit_and_none_of_a_second_environments(changed):
     small = dict(rollout__groups=4, rollout__group_size=2, eval__episodes=8)
     _, keys = play_training(changed(**small, env__pool=4), steps=3)

@@ -58,6 +58,7 @@ def log_odds(model, params, batch):
     return sum(found) / len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_log_odds_and_their_gradient_are_those_of_the_definition(policy, mesh, batch):
     model, params = policy

@@ -294,7 +294,8 @@ def test_which_forms_there_are(episodes, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "context", [pytest.param("full", marks=pytest.mark.slow), "window", "single_turn"]
+    "context",
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("full", "window")), "single_turn"],
 )
 def test_forms_of_real_rollouts(agent, context):
     config = agent.config.copy_and_resolve_references()

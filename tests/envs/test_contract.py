@@ -130,6 +130,7 @@ def test_what_hangs_costs_its_episodes_alone(config, tmp_path, monkeypatch, caps
     assert ["TimeoutError" in error for error in errors] == [False] * 4 + [True] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_as_many_wait_at_a_time_as_there_are_workers(config, tmp_path, monkeypatch):
     under_way, most = set(), []

@@ -513,7 +513,7 @@ def tool_model(language_model, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_the_commands_of_the_page_train(documented, number, language_model, tool_model):
     model = tool_model if number == 2 else language_model
     words = [word.replace("DIR_OR_HUB_ID", str(model)) for word in commands()[number]]

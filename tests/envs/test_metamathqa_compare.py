@@ -144,6 +144,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("then", ["wait", "hang"])
 def test_the_worker_compares_for_a_thread_has_no_jax_and_ends_with_the_run(then):

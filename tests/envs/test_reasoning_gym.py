@@ -321,6 +321,7 @@ def test_hostile_answers_are_harmless_and_fast(task):
 # ---- every task ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 def test_problems_are_the_same_in_a_fresh_process(task, fresh):

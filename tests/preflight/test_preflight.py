@@ -322,6 +322,7 @@ def test_programs_of_gradients():
     assert adapted.lower().out_info[0].shape == (3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_programs_of_a_probe_and_of_the_bonuses():
     probe = {"diagnose.probe_every": 4, "diagnose.probe_mediation": True}
@@ -356,6 +357,7 @@ def test_gradients_of_one_part_cost_what_an_update_costs():
         assert 2 * one < three < 3 * one
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_programs_of_ppo():
     overrides = {
@@ -506,6 +508,7 @@ def sokoban_seeing(path):
     return config
 
 
+@pytest.mark.slow
 def test_what_sees_is_beside_every_program(seeing):
     sees = plan(sokoban_seeing(seeing))
     blind = plan(sokoban_seeing(seeing), **{"env.options.observation": "grid"})
@@ -538,6 +541,7 @@ def test_what_sees_is_beside_every_program(seeing):
         assert bytes_of(resident) == item * params + 4 * 5 * 8
 
 
+@pytest.mark.slow
 def test_adapters_of_the_tower_are_planned(seeing):
     lora = {"model.lora.rank": 2, "algorithm.kl_coef": 0.1}
     language, both = (

@@ -101,7 +101,7 @@ def assert_same(model, params, task, ours, theirs):
         ("frozen_lake", "full", ()),
         pytest.param("sokoban", "single_turn", (), marks=pytest.mark.long),
         pytest.param("countdown", "full", (), marks=pytest.mark.slow),
-        pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.long),
+        pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
     ],
 )

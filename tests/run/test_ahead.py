@@ -270,6 +270,7 @@ def test_the_ratio_is_to_the_policy_before_the_updates_and_weights_to_the_sample
     assert len(batch.weight_B) <= step_rows(config)
 
 
+@pytest.mark.slow
 def test_rl_zvp_reads_the_entropy_of_the_policy_that_sampled(make_turn, make_episode):
     """When rollouts run ahead, the sampling policy is not the policy that is updated. Here it is
     uniform over the tokens, and the updated policy has other entropies. Group 0 has no variance;

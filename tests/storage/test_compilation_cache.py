@@ -40,6 +40,7 @@ def started(home, *words, **variables):
     )
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_has_compiled_even_if_damaged(tmp_path):
     first = started(tmp_path, "-c", PROGRAM)
     value, counts = first.stdout.splitlines()
@@ -57,6 +58,7 @@ def test_a_second_process_loads_what_the_first_has_compiled_even_if_damaged(tmp_
     assert "Error reading persistent compilation cache entry for 'jit__lambda'" in third.stderr
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_copied_is_read(tmp_path):
     first = started(tmp_path / "here", "-c", PROGRAM)
     assert first.stdout.splitlines()[1] == "0 1"
@@ -64,6 +66,7 @@ def test_a_cache_that_was_copied_is_read(tmp_path):
     assert started(tmp_path / "there", "-c", PROGRAM).stdout.splitlines()[1] == "1 0"
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp_path):
     own = tmp_path / "own"
     settings = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

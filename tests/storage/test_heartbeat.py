@@ -103,6 +103,7 @@ def test_signs_end_with_what_they_are_of(hasty, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_command_gives_signs_of_life(agent, tmp_path, monkeypatch, hasty):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     code, _, err = call(

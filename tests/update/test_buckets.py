@@ -145,7 +145,7 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    "who", ["policy", *(pytest.param(who, marks=pytest.mark.long) for who in ("critic", "adapter"))]
+    "who", ["policy", *(pytest.param(who, marks=pytest.mark.slow) for who in ("critic", "adapter"))]
 )
 def test_cutting_changes_no_gradient(policy, monkeypatch, who):
     assert gradients_apart(policy, one_device(), monkeypatch, who) < 1e-6

@@ -183,6 +183,7 @@ def assert_reference_changes_nothing(config, policy, episodes, seeds):
     assert told_apart > 0.7 * len(seeds)  # most advantages are not zero
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_policy_that_is_its_reference_is_credited_as_without_kl(config, policy, episodes):
     assert_reference_changes_nothing(config, policy, episodes, range(12))

@@ -132,6 +132,7 @@ def test_a_state_starts_at_the_first_problem(policy, mesh):
     assert state.seed_cursor == {"a": 0, "b": 0}
 
 
+@pytest.mark.slow
 def test_all_updates_share_the_programs_of_their_lengths(policy, mesh):
     batch, advantage = make_rows(policy, 8)
     lengths = {piece.length for piece in pieces_of(batch, minibatches=4)}

@@ -254,6 +254,7 @@ def test_sampler_and_trainer_agree(context):
     assert np.abs(off_BT - batch.logp_BT).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["full", pytest.param("single_turn", marks=pytest.mark.long)])
 def test_slots_play_the_same_episodes(context):
     s, (_, theirs) = seeing(context), played(context)
@@ -288,6 +289,7 @@ def test_images_need_a_model_that_sees():
     assert episodes and all(episode.error.endswith(f": {NO_VISION_TOWER}") for episode in episodes)
 
 
+@pytest.mark.slow
 def test_an_environment_of_text_needs_no_image():
     """The same model with text observations: no table row is used, and positions are plain."""
     s = seeing("full", "grid")
@@ -433,6 +435,7 @@ def test_cross_scoring_sees_pictures():
     np.testing.assert_allclose(got_MN, want_MN, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_mediation_sees_pictures():
     s, (image_table, episodes) = seeing(), played()
     firsts = [t.prompt for e in episodes for t in e.turns[:1]]
