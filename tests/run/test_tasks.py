@@ -33,7 +33,7 @@ from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import Step
 from ragen_jax.model import hf
-from ragen_jax.run import checkpoint
+from ragen_jax.run import start
 from ragen_jax.run import tasks as run_tasks
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import for_sampling, restore_run
@@ -391,7 +391,7 @@ def test_what_reads_success_is_refused_where_an_environment_defines_none(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "goes", types.SimpleNamespace(Goes=Goes))
-    monkeypatch.setattr(checkpoint, "find_damage", stop)  # called after all checks
+    monkeypatch.setattr(start, "find_damage", stop)  # called after all checks
     fields = {
         **{"model.path": agent.directory, "env.name": "goes:Goes", "env.prompt": "terse"},
         **{"eval.episodes": 4, "filter.strategy": "none", "log.trackers": "()"},
