@@ -54,7 +54,8 @@ CODE_OPTIONS = {
     "gymnasium": ("id", "module", "maker", "arguments"),
 }
 
-RENAMED_MEMBERS = {"given": "list_problems", "grounded": "count_grounded"}  # until 0.1.0 -> now
+# Optional methods of an environment: name in version 0.1.0 -> name now.
+RENAMED_METHODS = {"given": "list_problems", "grounded": "count_grounded"}
 
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
@@ -76,7 +77,7 @@ def find_env(name: str) -> EnvironmentClass:
     The name is a key of `ENVS`, or MODULE:CLASS.
 
     Raises ValueError for an unknown name (listing the known names), for a module that cannot be
-    imported, for a module that has no such class, and for a class with a member that was renamed.
+    imported, for a module that has no such class, and for a class with a method of an old name.
     """
     if name in ENVS:
         return ENVS[name]
@@ -95,12 +96,12 @@ def find_env(name: str) -> EnvironmentClass:
     if not callable(getattr(module, class_name, None)):
         raise ValueError(f"environment {name!r}: {module.__file__} has no class {class_name}")
     found = getattr(module, class_name)
-    members = {member for parent in getattr(found, "__mro__", ()) for member in vars(parent)}
-    for old in sorted(members & RENAMED_MEMBERS.keys()):
-        raise ValueError(
-            f"environment {name!r}: its method {old} is now called {RENAMED_MEMBERS[old]}; rename "
-            f"it in {module.__file__}"
-        )
+    for old, new in RENAMED_METHODS.items():
+        if callable(getattr(found, old, None)):
+            raise ValueError(
+                f"environment {name!r}: its method {old} is now called {new}; rename it in "
+                f"{module.__file__}"
+            )
     return found
 
 

@@ -133,8 +133,8 @@ def _command(name: str) -> list[str]:
 def find_sandbox(required: str | None = None) -> str:
     """Return the best of SANDBOXES that works on this machine, by running a program in it.
 
-    required: the required sandbox; None: any. Raises ValueError, which names what is missing, if
-    that sandbox does not work here, or if none does.
+    required: the sandbox that has to work; None: any. Raises ValueError, which names what is
+    missing, if it does not work here, or if none does.
     """
     if required is not None and required not in SANDBOXES:
         accepted = ", ".join(map(repr, (*SANDBOXES, None)))

@@ -202,11 +202,11 @@ def measure(
         table_params = {name: p for name, p in params.items() if name not in omitted} | {
             "embed": table
         }
-        look_up = functools.partial(read, model=table_model, params=table_params)
+        read_from_table = functools.partial(read, model=table_model, params=table_params)
         at_BX = token_positions(params, prompt_BX)
-        x = segment(look_up(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
-        z = segment(look_up(row_BT[:, X : X + Z], reasoning_start_B, (x,))[1], z_B)
-        hidden, _ = look_up(row_BT[:, X + Z :], reasoning_start_B + z_B, (x, z))
+        x = segment(read_from_table(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
+        z = segment(read_from_table(row_BT[:, X : X + Z], reasoning_start_B, (x,))[1], z_B)
+        hidden, _ = read_from_table(row_BT[:, X + Z :], reasoning_start_B + z_B, (x, z))
         logp, _ = vocabulary_statistics(shift_right(hidden), head(params), ending_BE, 1.0)
         return -mean(logp).sum()
 

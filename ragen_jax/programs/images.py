@@ -44,9 +44,8 @@ def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
     meshes = {run.sampling_mesh, run.mesh} if run.tower_trains else {run.sampling_mesh}
     towers = {mesh: tower_struct(run, mesh) for mesh in meshes}
     tables = [*run.images.values()]
-    latest = tables[:1] * (
-        MAX_CACHES + 1 if run.tower_trains else 1
-    )  # tables that ImageTable caches
+    cached = MAX_CACHES + 1 if run.tower_trains else 1  # tables that ImageTable caches
+    latest = tables[:1] * cached
 
     def with_towers(one: Program) -> Program:
         reads = any(x is table.embed_ID for x in one.arguments for table in tables)

@@ -34,11 +34,9 @@ def residents(run: RunShapes) -> dict[str, Resident]:
 def with_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
     """Return the programs with the resident arrays added to their `resident` memory."""
     kept = [resident.arguments[0] for resident in found.values()]
-    return (
-        [dataclasses.replace(one, resident=(one.resident, kept)) for one in plan]
-        if kept
-        else [*plan]
-    )
+    if not kept:
+        return [*plan]
+    return [dataclasses.replace(one, resident=(one.resident, kept)) for one in plan]
 
 
 def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Program]:

@@ -156,9 +156,9 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
         return config
 
     assert train.train(config(1), tmp_path / "run") == 0
-    held = read_run_config(tmp_path / "run")
-    assert held.model.dtype == "float32" and held.optimizer.micro_batch == 4
-    assert held.mesh.data == -1 and not has_open_fields(held)
+    stored = read_run_config(tmp_path / "run")
+    assert stored.model.dtype == "float32" and stored.optimizer.micro_batch == 4
+    assert stored.mesh.data == -1 and not has_open_fields(stored)
     assert train.train(config(2), tmp_path / "run") == 0
     assert "after step 1" in capsys.readouterr().out
     assert train.train(config(0), tmp_path / "run") == 0  # no steps left

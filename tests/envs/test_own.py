@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen_jax.envs import ENVS, RENAMED_MEMBERS, code_hash, find_env, make_env
+from ragen_jax.envs import ENVS, RENAMED_METHODS, code_hash, find_env, make_env
 from ragen_jax.envs.types import SolvableEnvironment
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_found_is_named(own, name, said):
         make_env(name, split="train")
 
 
-@pytest.mark.parametrize("old, new", RENAMED_MEMBERS.items())
+@pytest.mark.parametrize("old, new", RENAMED_METHODS.items())
 def test_a_renamed_method_is_refused_with_its_new_name(own, old, new):
     """Otherwise its figures would be missing without a word."""
     (own / f"older_{old}.py").write_text(

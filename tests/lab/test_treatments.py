@@ -113,9 +113,7 @@ def test_a_page_of_idle_noise_helps_nobody_after_holm():
 @pytest.mark.medium
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
-    text = write_page(
-        "cures", tmp_path / "treatments.md", "run cures", EXPERIMENTS["cures"], world()
-    )
+    text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], world())
     assert (
         "- more information kept, at no cost in success: `keeps`\n"
         "- more information kept, at a cost in success: `dear`\n"
@@ -130,7 +128,7 @@ def test_the_page(tmp_path):
     assert row.split(" | ")[5].startswith("+0.70 ± ")  # compared with top-p 0.9
     assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no cost | 0.00" in row
     assert "table 9" not in text  # no run has a filter that is worse in table 9
-    assert (tmp_path / "treatments.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "cures.png").read_bytes().startswith(b"\x89PNG")
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in world().items()}
-    text = write_page("cures", tmp_path / "treatments.md", "run cures", EXPERIMENTS["cures"], runs)
+    text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], runs)
     assert "| top-p 0.9 | 0.38 | 0.50 | 0.84 | 0.30 | 1.64 | 1.50 |" in text
