@@ -243,8 +243,11 @@ class Filter(Section):
     # scores to keep; "smallest": for diagnosis
     keep: str = one_of("largest", filter.KEEP, FILTER)
     include_zero: bool = flag(False, FILTER)  # whether groups without variance can be kept
-    # tolerance of the linear threshold
-    eps: float = number(0.01, 0, 10**9, TOP_P, PARTIAL_TOP_P, LINEAR)
+    # Tolerance of the linear threshold. 0: 0.001 of the total score, and a step whose task
+    # rewards do not vary is rejected, whatever its penalties; the size of the rewards then does
+    # not matter. Above 0: absolute, in the unit of the score; a step whose total score is about
+    # eps or less is rejected (the paper's code: 0.01).
+    eps: float = number(0.0, 0, 10**9, TOP_P, PARTIAL_TOP_P, LINEAR)
     # Multiply the loss by the fraction of groups kept ("linear") or its square root
     # ("sqrt"), or only the advantages by the fraction ("advantage", the released
     # code), or "none". A loss summed over rows (algorithm.aggregation

@@ -183,7 +183,7 @@ def test_a_group_with_one_sound_member_is_never_kept(strategy, value, mode, incl
         chosen = dataclasses.replace(
             SETTINGS, strategy=strategy, mode=mode, include_zero=include_zero, top_members=members
         )
-        score_G, keep_GK = select_episodes(
+        score_G, keep_GK, _ = select_episodes(
             *(chosen, (3,), return_GK, return_GK, return_GK),
             **dict(value_E=(value,), sound_GK=sound_GK),
         )
@@ -196,7 +196,8 @@ def test_kept_and_scored_are_counted_among_the_sound():
     broken_GK = np.array([[0, 0, 1], [0, 1, 1], [0, 0, 0]], bool)
     outcomes = Outcomes(*np.zeros((3, 3, 3)), broken_GK=broken_GK)
     keep_GK = outcomes.sound_GK & np.array([[True], [True], [False]])
-    metrics = filter_metrics(np.array([4.0, np.nan, 0.0]), keep_GK, outcomes.sound_GK)
+    zero_G = np.array([False, False, True])
+    metrics = filter_metrics(np.array([4.0, np.nan, 0.0]), zero_G, keep_GK, outcomes.sound_GK)
     assert metrics == pytest.approx(
         {
             "filter/kept_ratio": 2 / 5,
@@ -208,7 +209,9 @@ def test_kept_and_scored_are_counted_among_the_sound():
         }
     )
     everything = Outcomes(*np.zeros((3, 2, 2)), broken_GK=np.ones((2, 2), bool))
-    lost = filter_metrics(np.full(2, np.nan), np.zeros((2, 2), bool), everything.sound_GK)
+    lost = filter_metrics(
+        np.full(2, np.nan), np.zeros(2, bool), np.zeros((2, 2), bool), everything.sound_GK
+    )
     assert lost == {"filter/kept_ratio": 0.0, "filter/empty": 1.0}
 
 

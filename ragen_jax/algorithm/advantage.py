@@ -11,7 +11,9 @@ from jax import lax
 
 from ragen_jax.core.types import Array
 
-WHITEN_EPS = 1e-8
+STD_EPS = 1e-6  # added to standard deviations, in units of `reward_unit`
+VARIANCE_EPS = 1e-8  # added to variances, in squared units
+ZERO_VARIANCE = 1e-10  # variances up to this count as zero, in squared units
 
 
 def comparable_members(sound_GK: Array) -> jax.Array:
@@ -80,11 +82,57 @@ def _members(x_GK: Array, sound_GK: Array | None) -> jax.Array | int:
     return jnp.shape(x_GK)[1] if sound_GK is None else jnp.sum(jnp.asarray(sound_GK, bool), axis=1)
 
 
+def reward_unit(
+    return_GK: Array, *, environment_G: Array | None = None, sound_GK: Array | None = None
+) -> jax.Array:
+    """Return the size of each group's rewards: the largest |return| of its environment.
+
+    Thresholds for rounding errors are multiples of it, so that rewards of any size give the same
+    selection and the same advantages.
+
+    Args:
+      return_GK: undiscounted episode returns.
+      environment_G: int in 0..G-1, the environment of each group; None: all groups are of one.
+      sound_GK: bool, the members that count; None: all.
+    Returns:
+      unit_G float32; 1 where all returns of the environment are 0.
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    size_GK = jnp.abs(_sound_or_zero(jnp.asarray(return_GK, jnp.float32), sound_GK))
+    unit_G = _largest(jnp.max(size_GK, axis=1), environment_G)
+    return jnp.where(unit_G > 0, unit_G, 1.0)
+
+
+def _largest(x_G: jax.Array, environment_G: Array | None) -> jax.Array:
+    """Return the largest x of each group's environment, [G]."""
+    if environment_G is None:
+        return jnp.full_like(x_G, jnp.max(x_G))
+    return jax.ops.segment_max(x_G, environment_G, num_segments=len(x_G))[environment_G]
+
+
+def has_variance(
+    return_GK: Array, *, environment_G: Array | None = None, sound_GK: Array | None = None
+) -> jax.Array:
+    """Return whether the returns of a group differ by more than rounding errors.
+
+    Args:
+      return_GK, environment_G, sound_GK: as in `reward_unit`.
+    Returns:
+      bool [G]: whether the sample variance is above 1e-10 * reward_unit ** 2.
+    Raises:
+      AssertionError: as in `reward_unit`.
+    """
+    unit_G = reward_unit(return_GK, environment_G=environment_G, sound_GK=sound_GK)
+    return sample_variance(return_GK, sound_GK=sound_GK) > ZERO_VARIANCE * unit_G**2
+
+
 def group_relative(
     return_GK: Array,
     *,
     normalize_by_std: bool = True,
-    eps: float = 1e-6,
+    eps: Array | float = STD_EPS,
     sound_GK: Array | None = None,
 ) -> jax.Array:
     """Return GRPO's advantage: (R - mean of the group) / (sample std of the group + eps).
@@ -95,7 +143,7 @@ def group_relative(
     Args:
       return_GK: undiscounted episode returns, penalties included.
       normalize_by_std: False skips the division.
-      eps: added to the standard deviation.
+      eps: added to the standard deviation; one number, or one per group.
       sound_GK: bool, the members that are compared (`deviations`); None: all.
     Returns:
       advantage_GK float32; each group sums to 0 up to rounding (K > 1). 0 where sound_GK is False,
@@ -105,14 +153,15 @@ def group_relative(
     """
     chex.assert_rank(return_GK, 2)
     return_GK = jnp.asarray(return_GK, jnp.float32)
+    eps_G1 = jnp.broadcast_to(eps, return_GK.shape[:1])[:, None]
     if return_GK.shape[1] == 1:
         return_GK = _sound_or_zero(return_GK, sound_GK)
-        return return_GK / (1.0 + eps) if normalize_by_std else return_GK
+        return return_GK / (1.0 + eps_G1) if normalize_by_std else return_GK
     deviation_GK = deviations(return_GK, sound_GK=sound_GK)
     if not normalize_by_std:
         return deviation_GK
     std_G = jnp.sqrt(sample_variance(return_GK, sound_GK=sound_GK))
-    return deviation_GK / (std_G[:, None] + eps)
+    return deviation_GK / (std_G[:, None] + eps_G1)
 
 
 def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
@@ -149,8 +198,8 @@ def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
     return jnp.where(sound_GK, x_GK, 0.0)
 
 
-def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
-    """Return (x - masked mean) * rsqrt(masked unbiased variance + 1e-8), over the whole batch.
+def whiten(x_BT: Array, mask_BT: Array, *, eps: Array | float = VARIANCE_EPS) -> jax.Array:
+    """Return (x - masked mean) * rsqrt(masked unbiased variance + eps), over the whole batch.
 
     The formula is applied to every entry. Entries outside the mask do not enter the statistics and
     are meaningless afterwards. With one masked token the variance is 0; with no masked token the
@@ -159,6 +208,7 @@ def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
     Args:
       x_BT: numbers to whiten, usually advantages.
       mask_BT: nonzero where x counts.
+      eps: added to the variance.
     Returns:
       x_BT float32.
     Raises:
@@ -172,14 +222,14 @@ def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
     mean = jnp.sum(jnp.where(counts_BT, x_BT, 0.0)) / jnp.maximum(tokens, 1.0)
     square = jnp.sum(jnp.where(counts_BT, (x_BT - mean) ** 2, 0.0))
     variance = square / jnp.maximum(tokens - 1.0, 1.0)
-    return (x_BT - mean) * lax.rsqrt(variance + WHITEN_EPS)
+    return (x_BT - mean) * lax.rsqrt(variance + eps)
 
 
 def soft_weights(
     return_GK: Array,
     *,
     environment_G: Array | None = None,
-    eps: float = 1e-6,
+    eps: Array | float = STD_EPS,
     sound_GK: Array | None = None,
 ) -> jax.Array:
     """Return each group's weight: its sample std of returns / (largest std of the batch + eps).
@@ -194,7 +244,7 @@ def soft_weights(
       environment_G: int in 0..G-1, the environment of each group. The largest std is then taken
         within the environment, since rewards of environments may differ in scale. None: all groups
         are of the same environment.
-      eps: keeps the weights of a batch of dead groups at 0.
+      eps: keeps the weights of a batch of dead groups at 0; one number, or one per group.
       sound_GK: bool, the members that the stds are taken over (`deviations`); None: all.
     Returns:
       weight_G float32 in [0, 1).
@@ -202,11 +252,7 @@ def soft_weights(
       AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
     """
     std_G = jnp.sqrt(sample_variance(return_GK, sound_GK=sound_GK))
-    largest_G = jnp.max(std_G)
-    if environment_G is not None:
-        of_environment = jax.ops.segment_max(std_G, environment_G, num_segments=len(std_G))
-        largest_G = of_environment[environment_G]
-    return std_G / (largest_G + eps)
+    return std_G / (_largest(std_G, environment_G) + eps)
 
 
 def gae(
@@ -358,7 +404,12 @@ def _longest_sequence(next_row_B: jax.Array) -> jax.Array:
 
 
 def reinforce_plus_plus(
-    reward_BT: Array, mask_BT: Array, *, gamma: float, next_row_B: Array | None = None
+    reward_BT: Array,
+    mask_BT: Array,
+    *,
+    gamma: float,
+    next_row_B: Array | None = None,
+    eps: Array | float = VARIANCE_EPS,
 ) -> tuple[jax.Array, jax.Array]:
     """Return REINFORCE++'s advantages: discounted returns-to-go, whitened over the whole batch.
 
@@ -370,6 +421,7 @@ def reinforce_plus_plus(
       mask_BT: nonzero where the policy sampled the token.
       gamma: discount per sampled token.
       next_row_B: as in `gae`.
+      eps: as in `whiten`.
     Returns:
       (advantage_BT, return_BT before whitening), float32, 0 outside the mask.
     Raises:
@@ -378,11 +430,16 @@ def reinforce_plus_plus(
     # GAE without a critic and with lambda 1 is the discounted return.
     value_BT = jnp.zeros(jnp.shape(reward_BT))
     _, return_BT = gae(reward_BT, value_BT, mask_BT, gamma=gamma, lam=1.0, next_row_B=next_row_B)
-    return _whiten_inside(return_BT, mask_BT), return_BT
+    return _whiten_inside(return_BT, mask_BT, eps), return_BT
 
 
 def reinforce_plus_plus_baseline(
-    return_GK: Array, episode_B: Array, mask_BT: Array, *, sound_GK: Array | None = None
+    return_GK: Array,
+    episode_B: Array,
+    mask_BT: Array,
+    *,
+    sound_GK: Array | None = None,
+    eps: Array | float = VARIANCE_EPS,
 ) -> jax.Array:
     """Return REINFORCE++ advantages with a group baseline: R - group mean on each token, whitened.
 
@@ -396,6 +453,7 @@ def reinforce_plus_plus_baseline(
         padding rows.
       mask_BT: nonzero where the policy sampled the token.
       sound_GK: bool, the members that the baseline is taken over (`deviations`); None: all.
+      eps: as in `whiten`.
     Returns:
       advantage_BT float32, 0 outside the mask; its sum over all tokens is 0.
     Raises:
@@ -410,8 +468,8 @@ def reinforce_plus_plus_baseline(
     advantage_B1 = advantage_E[episode_B][:, None]
     if sound_GK is not None:
         mask_BT = mask_BT * jnp.asarray(sound_GK, bool).reshape(-1)[episode_B][:, None]
-    return _whiten_inside(jnp.broadcast_to(advantage_B1, jnp.shape(mask_BT)), mask_BT)
+    return _whiten_inside(jnp.broadcast_to(advantage_B1, jnp.shape(mask_BT)), mask_BT, eps)
 
 
-def _whiten_inside(x_BT: Array, mask_BT: Array) -> jax.Array:
-    return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT), 0.0)
+def _whiten_inside(x_BT: Array, mask_BT: Array, eps: Array | float) -> jax.Array:
+    return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT, eps=eps), 0.0)

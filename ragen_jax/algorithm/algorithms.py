@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.algorithm import advantage, rewards
+from ragen_jax.algorithm.advantage import STD_EPS, VARIANCE_EPS
 from ragen_jax.core.types import Array, Batch
 
 
@@ -46,6 +47,9 @@ class Algorithm:
     # Whether it takes the keyword sound_GK, the episodes whose environment did not break. If not, a
     # broken episode gets the mean return of the sound episodes in its group.
     takes_sound: bool = False
+    # Whether it takes the keyword unit_G, the size of the rewards (advantage.reward_unit), of which
+    # its tolerances are multiples.
+    takes_unit: bool = False
     critic: bool = False  # whether it trains a critic, with target_BT as the target
 
 
@@ -100,14 +104,22 @@ def token_advantages(
         kl_B = (batch.mask_BT * kl_BT).sum(1)
         kl_E = jax.ops.segment_sum(kl_B, batch.episode_B, num_segments=return_GK.size)
         rewarded_GK = return_GK - kl_coef * kl_E.reshape(return_GK.shape)
+    unit_G = advantage.reward_unit(return_GK, environment_G=environment_G, sound_GK=sound_GK)
     normal_GK = rewards.normalize_returns(
         rewarded_GK,
+        unit_G=unit_G,
         method=credit.normalize,
         grouping=credit.grouping,
         environment_G=environment_G,
         keep_GK=keep_GK,
         sound_GK=sound_GK,
     )
+    options = {}
+    if algorithm.takes_sound:
+        options["sound_GK"] = sound_GK
+    if algorithm.takes_unit:
+        scaled = credit.normalize in rewards.SCALED
+        options["unit_G"] = jnp.ones_like(unit_G) if scaled else unit_G
     target_BT = None
     if algorithm.of_tokens:
         reward_BT = _placed_rewards(credit, batch, normal_GK)
@@ -115,13 +127,14 @@ def token_advantages(
             reward_BT = rewards.penalize_kl(reward_BT, kl_BT, batch.mask_BT, coef=kl_coef)
         next_row_B = rewards.next_rows(batch.turn_BT, batch.episode_B)
         advantage_BT, target_BT = algorithm.advantages(
-            credit, reward_BT, value_BT, mask_BT, batch.turn_end_BT, next_row_B
+            credit, reward_BT, value_BT, mask_BT, batch.turn_end_BT, next_row_B, **options
         )
     else:
-        options = {"sound_GK": sound_GK} if algorithm.takes_sound else {}
         advantage_BT = algorithm.advantages(normal_GK, batch.episode_B, mask_BT, **options)
     if credit.soft_weights:
-        weight_G = advantage.soft_weights(return_GK, environment_G=environment_G, sound_GK=sound_GK)
+        weight_G = advantage.soft_weights(
+            return_GK, environment_G=environment_G, eps=STD_EPS * unit_G, sound_GK=sound_GK
+        )
         advantage_BT = advantage_BT * weight_G[batch.group_B][:, None]
     return jnp.where(mask_BT > 0, advantage_BT, 0.0), target_BT
 
@@ -144,6 +157,8 @@ def _ppo(
     mask_BT: Array,
     turn_end_BT: Array,
     next_row_B: Array,
+    *,
+    unit_G: Array,
 ) -> tuple[jax.Array, jax.Array]:
     arrays = reward_BT, value_BT, mask_BT
     options: dict[str, Any] = dict(gamma=credit.gamma, lam=credit.lam, next_row_B=next_row_B)
@@ -153,7 +168,7 @@ def _ppo(
         )
     else:
         advantage_BT, target_BT = advantage.gae(*arrays, **options)
-    return advantage.whiten(advantage_BT, mask_BT), target_BT
+    return advantage.whiten(advantage_BT, mask_BT, eps=_variance_eps(unit_G)), target_BT
 
 
 def _reinforce_plus_plus(
@@ -163,17 +178,41 @@ def _reinforce_plus_plus(
     mask_BT: Array,
     turn_end_BT: Array,
     next_row_B: Array,
+    *,
+    unit_G: Array,
 ) -> tuple[jax.Array, None]:
     advantage_BT, _ = advantage.reinforce_plus_plus(
-        reward_BT, mask_BT, gamma=credit.gamma, next_row_B=next_row_B
+        reward_BT,
+        mask_BT,
+        gamma=credit.gamma,
+        next_row_B=next_row_B,
+        eps=_variance_eps(unit_G),
     )
     return advantage_BT, None
+
+
+def _reinforce_plus_plus_baseline(
+    return_GK: Array,
+    episode_B: Array,
+    mask_BT: Array,
+    *,
+    unit_G: Array,
+    sound_GK: Array | None,
+) -> jax.Array:
+    return advantage.reinforce_plus_plus_baseline(
+        return_GK, episode_B, mask_BT, sound_GK=sound_GK, eps=_variance_eps(unit_G)
+    )
+
+
+def _variance_eps(unit_G: Array) -> jax.Array:
+    """Return the tolerance of a variance over the whole batch, whose environments may differ."""
+    return VARIANCE_EPS * jnp.max(unit_G) ** 2
 
 
 def _same_for_all_tokens(of_groups: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Repeat the advantages of `of_groups`, (return_GK) -> advantage_GK, on each episode's tokens.
 
-    Keywords are passed to `of_groups`: sound_GK, if the algorithm takes it.
+    Keywords are passed to `of_groups`: those that the algorithm takes.
     """
 
     def advantages(return_GK, episode_B, mask_BT, **options):
@@ -182,15 +221,19 @@ def _same_for_all_tokens(of_groups: Callable[..., jax.Array]) -> Callable[..., j
     return advantages
 
 
+def _grpo(return_GK: Array, *, unit_G: Array, sound_GK: Array | None) -> jax.Array:
+    return advantage.group_relative(return_GK, eps=STD_EPS * unit_G, sound_GK=sound_GK)
+
+
 _dr_grpo = functools.partial(advantage.group_relative, normalize_by_std=False)
 
 ALGORITHMS = {
-    "ppo": Algorithm(_ppo, of_tokens=True, critic=True),
-    "reinforce_plus_plus": Algorithm(_reinforce_plus_plus, of_tokens=True),
+    "ppo": Algorithm(_ppo, of_tokens=True, takes_unit=True, critic=True),
+    "reinforce_plus_plus": Algorithm(_reinforce_plus_plus, of_tokens=True, takes_unit=True),
     "reinforce_plus_plus_baseline": Algorithm(
-        advantage.reinforce_plus_plus_baseline, takes_sound=True
+        _reinforce_plus_plus_baseline, takes_sound=True, takes_unit=True
     ),
-    "grpo": Algorithm(_same_for_all_tokens(advantage.group_relative), takes_sound=True),
+    "grpo": Algorithm(_same_for_all_tokens(_grpo), takes_sound=True, takes_unit=True),
     "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
     "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
 }

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
-from ragen_jax.algorithm.advantage import comparable_members, sample_variance
+from ragen_jax.algorithm.advantage import ZERO_VARIANCE, comparable_members, sample_variance
 from ragen_jax.core.tables import look_up
 from ragen_jax.core.types import Array
 
-ZERO_SCORE = 1e-10  # scores up to this size count as zero; also the tolerance of min_p
+# Scores up to this size count as zero; also the tolerance of min_p. In the unit of the scores.
+ZERO_SCORE = ZERO_VARIANCE
+SLACK = 1e-3  # relative tolerance of the linear threshold, as a fraction of the total mass
 
 
 def _std(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
@@ -39,15 +41,23 @@ def _mean(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
     return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1, where=where_GK)
 
 
-# metric -> (argument of group_scores that it reads, statistic over the sound members of a group)
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A score of groups: a statistic over the sound members of a group."""
+
+    source: str  # the argument of group_scores that it reads
+    statistic: Callable[..., jax.Array]  # (x_GK, *, sound_GK) -> score_G
+    power: int = 0  # of the reward: rewards times c give scores times c ** power
+
+
 METRICS = {
-    "reward_variance": ("return_GK", sample_variance),
-    "reward_std": ("return_GK", _std),
-    "reward_sum": ("return_GK", _sum),
-    "reward_mean": ("return_GK", _mean),
-    "entropy": ("entropy_GK", _mean),
-    "entropy_variance": ("entropy_GK", sample_variance),
-    "length": ("length_GK", _mean),
+    "reward_variance": Metric("return_GK", sample_variance, power=2),
+    "reward_std": Metric("return_GK", _std, power=1),
+    "reward_sum": Metric("return_GK", _sum, power=1),
+    "reward_mean": Metric("return_GK", _mean, power=1),
+    "entropy": Metric("entropy_GK", _mean),
+    "entropy_variance": Metric("entropy_GK", sample_variance),
+    "length": Metric("length_GK", _mean),
 }
 
 
@@ -86,14 +96,32 @@ def group_scores(
     given = [x_GK for x_GK in (*inputs.values(), sound_GK) if x_GK is not None]
     chex.assert_rank(given, 2)
     chex.assert_equal_shape(given)
-    source, statistic = look_up(METRICS, "metric", metric)
-    x_GK = inputs[source]
+    score = look_up(METRICS, "metric", metric)
+    x_GK = inputs[score.source]
     if x_GK is None:
-        raise ValueError(f"metric {metric!r} needs {source}")
-    score_G = statistic(x_GK, sound_GK=sound_GK)
+        raise ValueError(f"metric {metric!r} needs {score.source}")
+    score_G = score.statistic(x_GK, sound_GK=sound_GK)
     if sound_GK is None:
         return score_G
     return jnp.where(comparable_members(sound_GK).any(axis=1), score_G, jnp.nan)
+
+
+def round_scores(score_G: Array, unit_G: Array | float) -> jax.Array:
+    """Return the scores without their rounding errors, so that equal scores are ties.
+
+    The variances of 1 and of 5 solved episodes out of 6 are equal, but their float32 values may
+    differ in the last bit, and which is larger depends on the size of the rewards.
+
+    Args:
+      score_G: real numbers.
+      unit_G: size of a score that counts as 1.
+    Returns:
+      score_G float32, rounded to multiples of unit_G / 2**20; scores up to that size are unchanged.
+    """
+    score_G = jnp.asarray(score_G, jnp.float32)
+    step_G = jnp.asarray(unit_G, jnp.float32) * 2.0**-20
+    rounded_G = jnp.round(score_G / step_G) * step_G
+    return jnp.where(jnp.abs(score_G) > step_G, rounded_G, score_G)
 
 
 def select_groups(
@@ -104,23 +132,26 @@ def select_groups(
     mode: str = "linear",
     keep: str = "largest",
     include_zero: bool = False,
-    eps: float = 0.01,
+    eps: float | None = 0.01,
+    unit: Array | float = 1.0,
 ) -> jax.Array:
     """Return the mask of the groups to learn from; if it is empty, the batch is skipped.
 
-    Candidates are all groups, or with include_zero=False the groups with |score| > 1e-10. Without
-    candidates nothing is kept. Ties go to the lower index. "First" below means largest score
-    first, or smallest first with keep="smallest".
+    Candidates are all groups, or with include_zero=False the groups with |score| > 1e-10 * unit.
+    Without candidates nothing is kept. Ties go to the lower index. "First" below means largest
+    score first, or smallest first with keep="smallest".
 
     - top_p, value >= 1: every candidate.
     - top_p, linear: threshold = value * (sum of candidate scores) - eps. Add up the positive
       scores, first to last, until the running sum reaches the threshold. Keep the added groups if
       the sum reached it, otherwise none. If value * sum is at most eps, the threshold is reached
-      before the first addition and no group is kept.
+      before the first addition and no group is kept. With eps=None it is 0.001 times the sum of
+      the candidate scores, so that the selection does not depend on the unit of the scores.
     - top_p, softmax: the shortest prefix, at least one group, whose softmax probabilities (of the
-      negated scores for keep="smallest") sum to value.
+      negated scores for keep="smallest") sum to value. As in the released code, the selection
+      depends on the unit of the scores.
     - top_k: the first int(value * G) candidates; top_k_abs: the first int(value); at least one.
-    - min_p: score >= value * max - 1e-10, or score <= min / value + 1e-10.
+    - min_p: score >= value * max - 1e-10 * unit, or score <= min / value + 1e-10 * unit.
     - quarter: the value-th quarter of the n candidates, that is the ranks
       n * (value - 1) / 4 <= rank < n * value / 4 (rank from 0, first to last).
     - none: every group, candidate or not.
@@ -128,8 +159,10 @@ def select_groups(
     Args:
       score_G: real numbers; a group with a NaN score is never a candidate.
       strategy, mode, keep: keys of STRATEGIES, MODES, KEEP.
-      value, eps: static numbers.
+      value: static number.
       include_zero: whether groups with score zero are candidates.
+      eps: tolerance of the linear threshold; static. The default is that of the paper's code.
+      unit: size of a score that counts as 1 when scores are compared with 0; a scalar.
     Returns:
       keep_G bool.
     Raises:
@@ -142,9 +175,12 @@ def select_groups(
     sign = look_up(KEEP, "keep", keep)
     score_G = jnp.asarray(score_G, jnp.float32)
     candidate_G = ~jnp.isnan(score_G)
+    zero = ZERO_SCORE * unit
     if not include_zero:
-        candidate_G &= jnp.abs(score_G) > ZERO_SCORE
-    return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
+        candidate_G &= jnp.abs(score_G) > zero
+    return select(
+        score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps, zero=zero
+    )
 
 
 def select_by_environment(
@@ -152,6 +188,7 @@ def select_by_environment(
     groups_E: Sequence[int],
     *,
     value: float | Sequence[float] = 0.9,
+    unit_E: Array | float = 1.0,
     **options: Any,
 ) -> jax.Array:
     """Run select_groups on each environment separately, so that none crowds out another.
@@ -162,6 +199,7 @@ def select_by_environment(
         equal and all values are equal, this is jax.vmap of select_groups over
         score_G.reshape(E, -1).
       value: static; one number, or one number per environment.
+      unit_E: `unit` of select_groups; one number, or one number per environment.
       options: further keyword arguments of select_groups, the same for all environments.
     Returns:
       keep_G bool.
@@ -176,8 +214,12 @@ def select_by_environment(
     ends = list(itertools.accumulate(groups_E))
     parts = jnp.split(score_G, ends[:-1])
     value_E = np.broadcast_to(value, len(groups_E)).tolist()
+    unit_E = jnp.broadcast_to(unit_E, (len(groups_E),))
     return jnp.concatenate(
-        [select_groups(x, value=v, **options) for x, v in zip(parts, value_E, strict=True)]
+        [
+            select_groups(score_G, value=value, unit=unit, **options)
+            for score_G, value, unit in zip(parts, value_E, unit_E, strict=True)
+        ]
     )
 
 
@@ -274,15 +316,17 @@ def _top_p(
     value: float,
     sign: float,
     accumulate: Callable[..., jax.Array],
-    eps: float,
+    eps: float | None,
+    zero: Array,
 ) -> jax.Array:
+    del zero  # used only by min_p
     if value >= 1:
         return candidate_G
     return accumulate(score_G, candidate_G, value=value, sign=sign, eps=eps)
 
 
 def _linear(
-    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float | None
 ) -> jax.Array:
     walkable_G = candidate_G & (score_G > 0)
     order_G = _order(score_G, walkable_G, sign)
@@ -291,7 +335,8 @@ def _linear(
     # The total is the last running sum, not jnp.sum: with another order of addition, rounding could
     # put the threshold out of reach, and a good batch would be rejected. Negative scores come after
     # the positive scores and only lower the total.
-    threshold = value * jnp.sum(after_G[-1:]) - eps
+    total = jnp.sum(after_G[-1:])
+    threshold = value * total - (SLACK * total if eps is None else eps)
     # The scores of walkable_G are positive and sorted to the front, so walked_G is a prefix.
     walked_G = walkable_G[order_G] & (before_G < threshold)
     reached = jnp.any(walked_G & (after_G >= threshold))
@@ -299,7 +344,7 @@ def _linear(
 
 
 def _softmax(
-    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float | None
 ) -> jax.Array:
     del eps  # used only by the linear threshold
     order_G = _order(score_G, candidate_G, sign)
@@ -330,22 +375,22 @@ def _quarter(
 
 
 def _min_p(
-    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, zero: Array, **_: Any
 ) -> jax.Array:
     if sign == KEEP["largest"]:
         best = jnp.max(score_G, initial=-jnp.inf, where=candidate_G)
-        return candidate_G & (score_G >= value * best - ZERO_SCORE)
+        return candidate_G & (score_G >= value * best - zero)
     if value <= 0:
         raise ValueError(f"min_p with keep='smallest' divides by value: need > 0, got {value}")
     best = jnp.min(score_G, initial=jnp.inf, where=candidate_G)
-    return candidate_G & (score_G <= best / value + ZERO_SCORE)
+    return candidate_G & (score_G <= best / value + zero)
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     """A selection strategy: a function of the scores and the values it accepts."""
 
-    # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
+    # (score_G, candidate_G, *, value, sign, accumulate, eps, zero) -> keep_G
     select: Callable[..., jax.Array]
     accepts: Callable[[float], bool]  # value -> whether it is allowed
     what: str  # the allowed values, in words to follow "it must be"

@@ -17,7 +17,7 @@ import numpy as np
 from ragen_jax.core.tables import look_up
 from ragen_jax.core.types import SUCCESS_UNDEFINED, Array, Batch, Episode, Turn
 
-DEAD_STD = 1e-6  # a block with a std up to this is not scaled
+DEAD_STD = 1e-6  # a block with a std up to this is not scaled; in units of advantage.reward_unit
 ASYMMETRIC_CLIP = (-1.0, 3.0)  # as in the released code: rare successes are bounded less
 
 
@@ -299,6 +299,7 @@ def normalize_returns(
     environment_G: Array | None = None,
     keep_GK: Array | None = None,
     sound_GK: Array | None = None,
+    unit_G: Array | float = 1.0,
 ) -> jax.Array:
     """Normalise the returns of episodes by the statistics of their block.
 
@@ -310,8 +311,10 @@ def normalize_returns(
     | --- | --- |
     | identity | R |
     | mean | R - m |
-    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block has at most one episode |
+    | mean_std | (R - m) / (s + e); 0 where s <= e or the block has at most one episode |
     | asymmetric_clip | the result of mean_std, clipped to [-1, 3] |
+
+    e is 1e-6 times the largest unit of the block's groups (unit_G).
 
     This is RAGEN's released reward normalisation. The released code leaves out format penalties and
     adds them afterwards; to do the same, pass returns without penalties. Filters read the returns
@@ -324,6 +327,7 @@ def normalize_returns(
       keep_GK: bool, the episodes that the update reads; None: all.
       sound_GK: bool, the episodes whose environment did not break, which are in no block; None:
         all are sound.
+      unit_G: size of each group's rewards (`advantage.reward_unit`).
     Returns:
       float32 [G, K]; episodes that are not kept are also normalised by their block's statistics.
     Raises:
@@ -362,7 +366,10 @@ def normalize_returns(
     shifted_GK = return_GK - return_GK.reshape(-1)[first_G][:, None]
     deviation_GK = shifted_GK - block_sum(shifted_GK) / jnp.maximum(episodes_G1, 1)
     std_G1 = jnp.sqrt(block_sum(deviation_GK**2) / jnp.maximum(episodes_G1 - 1, 1))
-    return normalize(return_GK, deviation_GK, std_G1)
+    eps_G = DEAD_STD * jnp.broadcast_to(unit_G, (G,))
+    eps_G1 = jnp.max(jnp.where(same_GG, eps_G[None, :], 0.0), axis=1, keepdims=True)
+    scaled_GK = jnp.where(std_G1 > eps_G1, deviation_GK / (std_G1 + eps_G1), 0.0)
+    return normalize(return_GK, deviation_GK, scaled_GK)
 
 
 GROUPINGS = {
@@ -372,28 +379,17 @@ GROUPINGS = {
 }
 
 
-def _identity(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
-    return return_GK
-
-
-def _mean(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
-    return deviation_GK
-
-
-def _mean_std(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
-    return jnp.where(std_G1 > DEAD_STD, deviation_GK / (std_G1 + DEAD_STD), 0.0)
-
-
-def _asymmetric_clip(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
-    return jnp.clip(_mean_std(return_GK, deviation_GK, std_G1), *ASYMMETRIC_CLIP)
-
-
+# method -> function of (the returns, their deviations from the block's mean, the deviations in
+# standard deviations)
 METHODS = {
-    "identity": _identity,
-    "mean": _mean,
-    "mean_std": _mean_std,
-    "asymmetric_clip": _asymmetric_clip,
+    "identity": lambda return_GK, deviation_GK, scaled_GK: return_GK,
+    "mean": lambda return_GK, deviation_GK, scaled_GK: deviation_GK,
+    "mean_std": lambda return_GK, deviation_GK, scaled_GK: scaled_GK,
+    "asymmetric_clip": lambda return_GK, deviation_GK, scaled_GK: jnp.clip(
+        scaled_GK, *ASYMMETRIC_CLIP
+    ),
 }
+SCALED = ("mean_std", "asymmetric_clip")  # methods whose results have no unit
 
 
 # ---------------------------------------------------------------- penalties

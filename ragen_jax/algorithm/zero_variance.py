@@ -19,19 +19,23 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.algorithm.advantage import comparable_members, sample_variance
-from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.advantage import comparable_members, has_variance
 from ragen_jax.core.types import Array
 
 
 def zero_variance_signs(
-    return_GK: Array, success_GK: Array, *, sound_GK: Array | None = None
+    return_GK: Array,
+    success_GK: Array,
+    *,
+    environment_G: Array | None = None,
+    sound_GK: Array | None = None,
 ) -> jax.Array:
     """Return which groups have no variance of returns, and whether they were solved or failed.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
       success_GK: bool, whether the episode solved its problem.
+      environment_G: int, the environment of each group; None: all groups are of one.
       sound_GK: bool, the episodes whose environment did not break; the others are ignored. None:
         all.
 
@@ -50,7 +54,8 @@ def zero_variance_signs(
         sound_GK = jnp.ones(success_GK.shape, bool)
     chex.assert_equal_shape([return_GK, sound_GK])
     member_GK = comparable_members(sound_GK)
-    judged_G = member_GK.any(1) & (sample_variance(return_GK, sound_GK=member_GK) <= ZERO_SCORE)
+    varied_G = has_variance(return_GK, environment_G=environment_G, sound_GK=member_GK)
+    judged_G = member_GK.any(1) & ~varied_G
     solved_G, failed_G = (success_GK | ~member_GK).all(1), ~(success_GK & member_GK).any(1)
     sign_G = jnp.where(solved_G, 1.0, jnp.where(failed_G, -1.0, 0.0))
     return jnp.where(judged_G, sign_G, 0.0)

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.algorithm.advantage import comparable_members, sample_variance
-from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.advantage import comparable_members, has_variance
 from ragen_jax.algorithm.rewards import success_is_defined
 from ragen_jax.core.types import Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import rate_with_interval
@@ -65,8 +64,7 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     success_G = np.full(len(groups), np.nan)  # undefined: groups without variance are tied
     if success_is_defined(episodes):
         success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
-    variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
-    mixed_G = variance_G[judged_G] > ZERO_SCORE
+    mixed_G = np.asarray(has_variance(return_GK, sound_GK=member_GK))[judged_G]
     class_G = np.select(
         [mixed_G, success_G == 1, success_G == 0], ["mixed", "solved", "failed"], "tied"
     )

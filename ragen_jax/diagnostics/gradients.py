@@ -30,8 +30,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.algorithm import losses
-from ragen_jax.algorithm.advantage import comparable_members, deviations, sample_variance
-from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.advantage import (
+    ZERO_VARIANCE,
+    comparable_members,
+    deviations,
+    reward_unit,
+    sample_variance,
+)
+from ragen_jax.algorithm.filter import round_scores
 from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
@@ -43,7 +49,11 @@ LOST = -2  # bucket of groups with too few sound members, which is not measured
 
 
 def variance_buckets(
-    variance_G: np.ndarray, *, buckets: int = 6, edges: Sequence[float] = ()
+    variance_G: np.ndarray,
+    *,
+    buckets: int = 6,
+    edges: Sequence[float] = (),
+    unit_G: np.ndarray | float = 1.0,
 ) -> np.ndarray:
     """Return the bucket of each group, by increasing reward variance.
 
@@ -53,9 +63,10 @@ def variance_buckets(
         and lower buckets are larger; of equal variances, the lower index comes first. With fewer
         groups than buckets, the upper buckets stay empty.
       edges: increasing variances above 0; bucket i holds edges[i - 1] <= variance < edges[i].
+      unit_G: size of the rewards (`advantage.reward_unit`).
 
     Returns:
-      int [G]: 0 for the lowest; ZERO for a group without variance (at most `filter.ZERO_SCORE`).
+      int [G]: 0 for the lowest; ZERO for a group without variance, as in `advantage.has_variance`.
 
     Raises:
       ValueError: fewer than one bucket; edges that do not increase from above 0.
@@ -63,9 +74,9 @@ def variance_buckets(
     if buckets < 1:
         raise ValueError(f"buckets is {buckets}; it must be at least 1")
     check_edges(edges, "edges")
-    variance_G = np.asarray(variance_G)
+    variance_G = np.asarray(round_scores(variance_G, np.square(unit_G)))
     bucket_G = np.full(len(variance_G), ZERO)
-    varied_N = np.flatnonzero(variance_G > ZERO_SCORE)
+    varied_N = np.flatnonzero(variance_G > ZERO_VARIANCE * np.square(unit_G))
     if len(edges):
         bucket_G[varied_N] = np.searchsorted(edges, variance_G[varied_N], side="right")
     else:
@@ -359,7 +370,12 @@ def gradient_report(
     variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
     judged_G = member_GK.any(1)
     bucket_G = np.full(len(return_GK), LOST)
-    bucket_G[judged_G] = variance_buckets(variance_G[judged_G], buckets=buckets, edges=edges)
+    unit_G = np.asarray(
+        reward_unit(return_GK, environment_G=learner.environment_G, sound_GK=member_GK)
+    )
+    bucket_G[judged_G] = variance_buckets(
+        variance_G[judged_G], buckets=buckets, edges=edges, unit_G=unit_G[judged_G]
+    )
     advantage_E = np.asarray(deviations(return_GK, sound_GK=member_GK)).reshape(-1)
     context = learner.forward_context(state.params, batch.tokens_BT)
     by_bucket = bucket_gradients(

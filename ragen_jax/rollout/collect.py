@@ -19,8 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import jax
 import numpy as np
 
-from ragen_jax.algorithm.advantage import sample_variance
-from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.advantage import has_variance
 from ragen_jax.algorithm.rewards import broken_episodes, sum_turns
 from ragen_jax.core.sharding import place
 from ragen_jax.core.types import Episode, Metrics
@@ -108,7 +107,7 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     reward_GK, sound_GK = sum_turns(rewards, episodes), ~broken_episodes(episodes)
-    return np.asarray(sample_variance(reward_GK, sound_GK=sound_GK)) > ZERO_SCORE
+    return np.asarray(has_variance(reward_GK, sound_GK=sound_GK))
 
 
 def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Collected]) -> State:

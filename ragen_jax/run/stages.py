@@ -171,6 +171,7 @@ def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
         length_GK=np.reshape(lengths, return_GK.shape),
         success_GK=solved_GK if defined else None,
         broken_GK=broken_episodes(episodes),
+        task_return_GK=sum_turns([[turn.reward for turn in e.turns] for e in episodes], episodes),
     )
     metrics = {}
     if first.collecting.max_rounds > 1:

@@ -162,6 +162,7 @@ class Outcomes:
     success_GK: np.ndarray | None  # bool; None: an environment does not define success
     # bool, whether the episode's environment broke: such episodes are never kept; None: none broke
     broken_GK: np.ndarray | None = None
+    task_return_GK: np.ndarray | None = None  # as return_GK, without penalties; None: no penalties
     bonus_BT: np.ndarray | None = None  # float32, added to the algorithm's advantages
     gate_E: np.ndarray | None = None  # factor of the entropy bonus, 0 to 1 (bonus.py); None: 1
     # float32, entropy of the policy that sampled, on rows that RL-ZVP reads; None: the sampling
@@ -229,7 +230,7 @@ def select(
         entropy_GK = episode_means(entropy_BT, batch).reshape(outcomes.return_GK.shape)
     sound_GK = outcomes.sound_GK
     scale_E = _require(state.regimes).filter_scale_E.tolist()
-    score_G, keep_GK = jax.device_get(
+    score_G, keep_GK, zero_G = jax.device_get(
         select_episodes(
             learner.filter,
             tuple(part.groups for part in learner.parts),
@@ -238,6 +239,7 @@ def select(
             entropy_GK,
             value_E=tuple(learner.filter.value * x for x in scale_E),
             sound_GK=sound_GK,
+            task_return_GK=outcomes.task_return_GK,
         )
     )
     if learner.filter.at_random:
@@ -247,8 +249,9 @@ def select(
         )
     if sound_GK is None:
         sound_GK = np.ones_like(keep_GK)
-    metrics = filter_metrics(score_G, keep_GK, sound_GK)
-    metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK, sound_GK)
+    scored = score_G, zero_G, keep_GK, sound_GK
+    metrics = filter_metrics(*scored)
+    metrics |= measure_each(learner.parts, filter_metrics, *scored)
     return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics
 
 
@@ -278,12 +281,16 @@ def deal_at_random(
 
 
 def filter_metrics(
-    score_G: np.ndarray, keep_GK: np.ndarray, sound_GK: np.ndarray | None = None
+    score_G: np.ndarray,
+    zero_G: np.ndarray,
+    keep_GK: np.ndarray,
+    sound_GK: np.ndarray | None = None,
 ) -> Metrics:
     """Return the filter/* metrics of the groups' scores and the kept episodes.
 
     Args:
       score_G: NaN for a group without any sound member; such groups enter no score metric.
+      zero_G: bool, which scores count as 0.
       sound_GK: bool, `Outcomes.sound_GK`; None: all are sound.
     """
     scored_N = score_G[~np.isnan(score_G)]
@@ -296,7 +303,7 @@ def filter_metrics(
             "filter/score_mean": scored_N.mean(),
             "filter/score_max": scored_N.max(),
             "filter/score_std": scored_N.std(),
-            "filter/zero_groups": (np.abs(scored_N) <= 1e-10).mean(),
+            "filter/zero_groups": zero_G[~np.isnan(score_G)].mean(),
         }
     return metrics
 
@@ -366,16 +373,14 @@ def assign_credit(
         )
     )
     if learner.zvp_coef:
-        success_GK = _defined_success(learner, outcomes)
         entropy_BT = outcomes.sampled_entropy_BT
         if entropy_BT is None:
             entropy_BT = _require(selection.entropy_BT)
-        sign_G = zero_variance_signs(return_GK, success_GK, sound_GK=outcomes.sound_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
                 entropy_BT,
                 batch.mask_BT,
-                np.asarray(sign_G)[batch.group_B],
+                _zero_variance_signs(learner, outcomes)[batch.group_B],
                 coef=learner.zvp_coef,
             )
         )
@@ -415,14 +420,20 @@ def assign_credit(
     )
 
 
-def _defined_success(learner: Learner, outcomes: Outcomes) -> np.ndarray:
-    """Return success_GK for RL-ZVP; raise ValueError if an environment does not define success."""
+def _zero_variance_signs(learner: Learner, outcomes: Outcomes) -> np.ndarray:
+    """Return sign_G for RL-ZVP; raise ValueError if an environment does not define success."""
     if outcomes.success_GK is None:
         raise ValueError(
             f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not define "
             "success; accepted: 0, or set env.options.success_reward=NUMBER"
         )
-    return outcomes.success_GK
+    sign_G = zero_variance_signs(
+        outcomes.return_GK,
+        outcomes.success_GK,
+        environment_G=learner.environment_G,
+        sound_GK=outcomes.sound_GK,
+    )
+    return np.asarray(sign_G)
 
 
 def sampled_entropy(
@@ -436,11 +447,7 @@ def sampled_entropy(
     Args:
       policy: the parameters that sampled. batch, outcomes: of the step.
     """
-    sign_G = np.asarray(
-        zero_variance_signs(
-            outcomes.return_GK, _defined_success(learner, outcomes), sound_GK=outcomes.sound_GK
-        )
-    )
+    sign_G = _zero_variance_signs(learner, outcomes)
     rows_B = np.flatnonzero((sign_G[batch.group_B] != 0) & (batch.weight_B > 0))
     policy = learner.images.attach(policy, batch.tokens_BT)
     shards = data_shards(learner.sampling_mesh)

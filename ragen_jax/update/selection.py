@@ -8,8 +8,15 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.algorithm.advantage import comparable_members
-from ragen_jax.algorithm.filter import group_scores, select_by_environment, select_members
+from ragen_jax.algorithm.advantage import comparable_members, has_variance, reward_unit
+from ragen_jax.algorithm.filter import (
+    METRICS,
+    ZERO_SCORE,
+    group_scores,
+    round_scores,
+    select_by_environment,
+    select_members,
+)
 from ragen_jax.configs.base import Filter
 from ragen_jax.core.types import Array
 
@@ -24,32 +31,53 @@ def select_episodes(
     *,
     value_E: tuple[float, ...],
     sound_GK: Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    task_return_GK: Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Score the groups and select episodes, separately for each environment.
+
+    With settings.eps 0, the tolerance of the linear threshold is a fraction of the total score,
+    and an environment whose task rewards vary in no group is rejected, however much penalties
+    vary. With settings.eps above 0, the tolerance is absolute, and rejects such a step if its
+    total score is small (the paper's code).
 
     Args:
       groups_E: number of groups of each environment.
       return_GK, length_GK, entropy_GK, sound_GK: as in `group_scores`.
       value_E: the value for each environment; replaces settings.value.
+      task_return_GK: the returns without penalties; None: there were no penalties.
 
     Returns:
-      (score_G, keep_GK bool); keep_GK contains only sound members of groups with a score.
+      (score_G, keep_GK bool, zero_G bool): keep_GK contains only sound members of groups with a
+      score; zero_G tells which scores count as 0.
     """
     s = settings
+    environment_G = jnp.repeat(
+        jnp.arange(len(groups_E)), jnp.array(groups_E), total_repeat_length=sum(groups_E)
+    )
     score_G = group_scores(
         return_GK, s.metric, entropy_GK=entropy_GK, length_GK=length_GK, sound_GK=sound_GK
     )
+    reward_G = reward_unit(return_GK, environment_G=environment_G, sound_GK=sound_GK)
+    unit_G = reward_G ** METRICS[s.metric].power
+    starts_E = [sum(groups_E[:e]) for e in range(len(groups_E))]
     keep_G = select_by_environment(
-        score_G,
+        score_G if s.eps else round_scores(score_G, unit_G),
         groups_E,
         strategy=s.strategy,
         value=value_E,
+        unit_E=unit_G[jnp.array(starts_E)],
         mode=s.mode,
         keep=s.keep,
         include_zero=s.include_zero,
-        eps=s.eps,
+        eps=s.eps or None,
     )
-    return score_G, keep_G[:, None] & eligible_members(s, return_GK, sound_GK)
+    if task_return_GK is not None and not s.eps and (s.strategy, s.mode) == ("top_p", "linear"):
+        varied_G = has_variance(task_return_GK, environment_G=environment_G, sound_GK=sound_GK)
+        varied_E = jax.ops.segment_sum(varied_G * 1, environment_G, len(groups_E)) > 0
+        rejected_E = ~varied_E & (jnp.array(value_E) < 1)
+        keep_G &= ~rejected_E[environment_G]
+    keep_GK = keep_G[:, None] & eligible_members(s, return_GK, sound_GK)
+    return score_G, keep_GK, jnp.abs(score_G) <= ZERO_SCORE * unit_G
 
 
 def eligible_members(

@@ -379,7 +379,9 @@ def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are
 
 def test_what_is_told_of_the_filter():
     keep_GK = np.array([[True, True], [False, False], [True, False], [False, False]])
-    metrics = filter_metrics(np.array([0.0, 1.0, 2.0, 5.0]), keep_GK)
+    metrics = filter_metrics(
+        np.array([0.0, 1.0, 2.0, 5.0]), np.array([True, False, False, False]), keep_GK
+    )
     assert metrics == pytest.approx(
         {
             "filter/kept_ratio": 3 / 8,
