@@ -57,6 +57,7 @@ def timeless(workdir):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train.train(config, whole) == 0
@@ -219,6 +220,7 @@ def test_adapters_of_a_tower_that_is_not_there_are_refused(config, agent, tmp_pa
     assert "config.model.lora.tower" in refused(config, tmp_path / "run", capsys)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_file_of_its_images_is_refused(config, directory, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
@@ -228,6 +230,7 @@ def test_a_model_without_a_file_of_its_images_is_refused(config, directory, tmp_
     assert images.FILE in refused(config, tmp_path / "run", capsys)
 
 
+@pytest.mark.slow
 def test_images_that_the_model_cannot_be_shown_are_refused(config, directory, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)

@@ -76,7 +76,9 @@ def updated(policy, loss, *, rate, params=None, **changes):
     return metrics
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 16])
+@pytest.mark.parametrize(
+    "micro_batch", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))]
+)
 @pytest.mark.parametrize("dtype", list(NOISE))
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
 def test_no_ratio_is_clipped_while_no_parameter_moves(objective, dtype, micro_batch):
@@ -105,7 +107,13 @@ def test_ratios_are_exactly_one_where_rounding_could_decide():
         assert metrics["update/approx_kl"] == 0 and metrics["update/clip_fraction"] == 0
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 0.28), (0.2, 0.0), (1e-6, 1e-6)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        *(pytest.param(*clip, marks=pytest.mark.slow) for clip in ((0.0, 0.28), (0.2, 0.0))),
+        (1e-6, 1e-6),
+    ],
+)
 def test_a_narrow_clip_of_token_ratios_is_safe_in_float32(low, high):
     loss = loss_of("ppo", clip_low=low, clip_high=high)
     metrics = updated(make_policy("float32"), loss, rate=0.0)
@@ -140,7 +148,16 @@ RUNS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", list(RUNS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ahead, adapters",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("full context, several lengths", "critic and a window")
+        ),
+    ],
+)
 def test_a_run_in_bfloat16_clips_nothing_at_first(name, agent, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config = agent.config.copy_and_resolve_references()
