@@ -9,7 +9,8 @@ values of env.options by the environment.
 
 A config file calls get_config() and changes some fields; `--config.a.b=v` changes a single field.
 The defaults are the values of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2)
-where it gives them; the docstring of configs/sokoban.py lists the differences of its tiny preset.
+where it gives them, except filter.eps; the docstring of configs/sokoban.py lists the differences of
+its tiny preset.
 """
 
 import dataclasses

@@ -163,7 +163,7 @@ def top_p() -> Picture:
     p.text(
         14,
         240,
-        f"Below: variance so far. The first {keep_G.sum()} reach 90 % (less filter.eps): they are "
+        f"Below: variance so far. The first {keep_G.sum()} reach 90 % of the total: they are "
         "kept, the others are not learnt from.",
     )
     return p

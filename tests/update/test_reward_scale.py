@@ -104,6 +104,7 @@ def selections():
             yield dict(strategy=strategy, metric=metric, keep=keep, value=VALUES.get(strategy, 0.7))
 
 
+@pytest.mark.medium
 @ENVIRONMENTS
 def test_no_selection_depends_on_the_size(name, scaled_episodes):
     base_GK = returns(scaled_episodes(name))
@@ -119,6 +120,7 @@ def test_no_selection_depends_on_the_size(name, scaled_episodes):
             np.testing.assert_array_equal(zero_G, want_zero_G, err_msg=str(settings))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("soft_weights", [False, True])
 @pytest.mark.parametrize("normalize", rewards.METHODS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -146,6 +148,7 @@ def test_no_advantage_depends_on_the_size(algorithm, normalize, soft_weights, sc
             np.testing.assert_allclose(found[factor], found[1.0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.medium
 @ENVIRONMENTS
 def test_no_group_advantage_depends_on_a_constant(name, scaled_episodes):
     return_GK = returns(scaled_episodes(name))
@@ -161,6 +164,7 @@ def relative(return_GK):
     return np.asarray(advantage.group_relative(return_GK, eps=eps))
 
 
+@pytest.mark.medium
 @ENVIRONMENTS
 def test_no_verdict_depends_on_the_size(name, scaled_episodes):
     def verdicts(factor):
