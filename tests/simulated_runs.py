@@ -31,15 +31,27 @@ PROBLEMS = 256  # number of held-out problems
 
 
 def write_run(
-    folder, *, steps=100, changes=None, success=(0.4, 0.55), seed=0, fields=None, episodes=()
+    folder,
+    *,
+    steps=100,
+    changes=None,
+    levels=None,
+    success=(0.4, 0.55),
+    seed=0,
+    fields=None,
+    episodes=(),
+    first=None,
 ):
     """Write config.json, metrics.jsonl, eval/ and rollouts/; return the folder.
 
     Args:
       changes: metric -> (first step, final fraction of its level, number of steps to get there).
+      levels: metric -> (level, standard deviation, logged 95 % half-width) or None for no metric,
+        instead of LEVELS.
       success: first and last held-out success.
       fields: dotted config fields.
       episodes: (step, [record of rollouts/*.jsonl]).
+      first: further metrics of row 0.
     """
     rng, config = np.random.default_rng(seed), sokoban.get_config()
     config.update(seed=seed, steps=steps)
@@ -54,7 +66,7 @@ def write_run(
     solved_at = rng.random(PROBLEMS)  # a problem is solved where success exceeds this value
     lines = []
     for step in range(steps + 1):
-        row = {"step": step}
+        row = {"step": step} | (first or {} if step == 0 else {})
         if step % 20 == 0:
             rate = success[0] + (success[1] - success[0]) * step / steps
             outcome = [[i, int(x < rate)] for i, x in enumerate(solved_at)]
@@ -63,7 +75,8 @@ def write_run(
             path.write_text(json.dumps(outcome))
             row["eval/success"] = float(np.mean([s for _, s in outcome]))
             row["eval/success_ci95"] = 0.06
-        for name, (level, deviation, half) in LEVELS.items() if step else ():
+        known = {k: x for k, x in (LEVELS | (levels or {})).items() if x is not None}
+        for name, (level, deviation, half) in known.items() if step else ():
             start, share, over = (changes or {}).get(name, (steps + 1, 1.0, 1))
             moved = min(max((step - start) / over, 0), 1)
             factor = 1 + (share - 1) * moved

@@ -122,3 +122,22 @@ def metrics_of_each(parts: Sequence[Share], metrics: Metrics) -> list[Metrics]:
         }
         for part in parts
     ]
+
+
+def rows_of_environment(
+    rows: Sequence[Metrics], labels: Sequence[str], label: str
+) -> list[Metrics]:
+    """Return an environment's metrics of each row, without its label in the names.
+
+    Args:
+      rows: rows of metrics.jsonl.
+      labels: labels of the environments; one label if there is only one environment.
+    """
+    if len(labels) == 1:
+        return list(rows)
+    parts, at = [Part(name, 0) for name in labels], labels.index(label)
+    found = []
+    for row in rows:
+        shared = {name: value for name, value in row.items() if name != "step"}
+        found.append({"step": row["step"]} | metrics_of_each(parts, shared)[at])
+    return found

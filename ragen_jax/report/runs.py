@@ -11,7 +11,7 @@ import numpy as np
 from ragen_jax.config.stored import read_config_file
 from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
-from ragen_jax.core.task_shares import Part, metrics_of_each
+from ragen_jax.core.task_shares import rows_of_environment
 from ragen_jax.core.types import Metrics
 from ragen_jax.run.run_files import read_events, read_gradients, read_outcomes
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -41,17 +41,7 @@ class RunRecord:
 
     def rows_of(self, label: str) -> list[Metrics]:
         """Return the rows of an environment, without its label in the names."""
-        if label == ONLY:
-            return self.rows
-        parts, at = [Part(name, 0) for name in self.labels], self.labels.index(label)
-        return [
-            {"step": row["step"]} | metrics_of_each(parts, _shared(row))[at] for row in self.rows
-        ]
-
-
-def _shared(row: Metrics) -> Metrics:
-    """Return a row without its step, which belongs to no environment."""
-    return {name: value for name, value in row.items() if name != "step"}
+        return rows_of_environment(self.rows, self.labels, label)
 
 
 def read_run(path: str | Path) -> RunRecord:

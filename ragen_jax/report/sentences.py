@@ -60,10 +60,10 @@ def _verdict(v: Verdict) -> str:
         f"<div><dt>{head}</dt><dd><b>{escape(big)}</b><span>{escape(small)}</span></dd></div>"
         for head, big, small in tiles
     )
-    state = "trouble" if v.trouble else "well"
+    answers = f'<p class="answers">{escape(" ".join(v.answers))}</p>' if v.answers else ""
     return (
-        f'<div class="verdict {state}">{label}<p class="headline">{escape(headline(v))}</p>'
-        f'<dl class="tiles">{cells}</dl>{_order(v)}{_cure(v)}</div>'
+        f'<div class="verdict {v.state}">{label}<p class="headline">{escape(headline(v))}</p>'
+        f'{answers}<dl class="tiles">{cells}</dl>{_order(v)}{_cure(v)}</div>'
     )
 
 
@@ -76,7 +76,9 @@ def headline(v: Verdict) -> str:
         words.append(f"A rule stopped the run at step {v.stop['step']}: {v.stop['reason']}.")
     if v.alarm:
         words.append(alarm_words(v))
-    elif not v.trouble:
+    for finding in v.findings:
+        words.append(f"{finding.words[0].upper()}{finding.words[1:]}.")
+    if not v.alarm and not v.trouble:
         words.append("There was no alarm." if v.seen > 1 else "An alarm takes several steps.")
     if v.unwatched:
         words.append(
@@ -87,7 +89,9 @@ def headline(v: Verdict) -> str:
         words.append(f"A quarter of success was lost by the evaluation at step {v.lost}.")
     if v.trouble and v.moves:
         words.append(f"The first change was in {move_words(v.moves[0])}.")
-    if v.trouble and v.causes:
+    if v.main_finding:
+        words.append(f"Cause: {v.main_finding.rule.name}.")
+    elif v.trouble and v.causes:
         cause, since, figures = v.causes[0]
         words.append(f"Cause: {cause.name}, since step {since} ({figures}).")
     elif v.trouble:
@@ -163,6 +167,8 @@ def _move_tile(v: Verdict) -> tuple[str, str]:
 
 
 def _cause_tile(v: Verdict) -> tuple[str, str]:
+    if v.main_finding:
+        return v.main_finding.rule.name, v.main_finding.words
     if not v.trouble:
         return "none needed", "no alarm, no stop, success kept" if v.gain else "no alarm"
     if not v.causes:
@@ -198,6 +204,12 @@ def _order(v: Verdict) -> str:
 
 
 def _cure(v: Verdict) -> str:
+    if v.main_finding:
+        rule = v.main_finding.rule
+        return (
+            f"<h4>What to do</h4><blockquote><p>{_code(rule.cure)}</p></blockquote>"
+            f'<p class="rule"><b>{escape(rule.name)}</b> is named if {_code(rule.rule)}.</p>'
+        )
     if not v.trouble or not v.causes:
         return ""
     cause = v.causes[0][0]

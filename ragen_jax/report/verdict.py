@@ -13,7 +13,9 @@ import numpy as np
 from ragen_jax.configs.base import Regimes
 from ragen_jax.core.domains import from_dict
 from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.answers import answer_questions
 from ragen_jax.diagnostics.intervals import paired_gain
+from ragen_jax.diagnostics.level_rules import BAD, UNKNOWN, WEAK, Finding, Records, find_levels
 from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
@@ -91,14 +93,38 @@ class Verdict:
     lost: int | None  # the evaluation at which success was lost
     moves: list[Move]  # in the order of their steps
     causes: list[tuple[Cause, int, str]]  # (cause, first step, evidence in words), earliest first
+    findings: list[Finding]  # rules about levels that hold, most basic first
+    answers: list[str]  # sentences: does reasoning depend on its prompt, is it used, is it true
     last_step: int
     steps: int  # requested number of steps
 
     @property
     def trouble(self) -> bool:
-        """Return whether there was an alarm, a stop, or lost or decreased success."""
+        """Return whether there was an alarm, a stop, lost or decreased success, or a bad level."""
         fell = self.gain is not None and self.gain.change + self.gain.half_width < 0
-        return bool(self.alarm or self.stop or self.lost is not None or fell)
+        bad = any(finding.rule.grade == BAD for finding in self.findings)
+        return bool(self.alarm or self.stop or self.lost is not None or fell or bad)
+
+    @property
+    def main_finding(self) -> Finding | None:
+        """Return the finding that explains the state; None if a cause does, or if there is none.
+
+        After an alarm, a cause explains more: it says what changed, and when.
+        """
+        if not self.findings or self.alarm and self.causes:
+            return None
+        bad = [finding for finding in self.findings if finding.rule.grade == BAD]
+        if self.trouble and not bad:
+            return None
+        return (bad or self.findings)[0]
+
+    @property
+    def state(self) -> str:
+        """Return "trouble" (red), "weak" (amber), "unknown" (grey) or "well" (green)."""
+        grades = {finding.rule.grade for finding in self.findings}
+        if self.trouble:
+            return "trouble"
+        return next((grade for grade in (UNKNOWN, WEAK) if grade in grades), "well")
 
 
 def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdict:
@@ -139,8 +165,22 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
         lost=None if lost is None else lost[0],
         moves=sorted(moves, key=lambda move: move.step),
         causes=find_causes(evidence, run.config),
+        findings=find_levels(read_records(run, label, truncated)),
+        answers=answer_questions(run.rows_of(label)),
         last_step=run.last_step,
         steps=run.config["steps"],
+    )
+
+
+def read_records(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Records:
+    """Return the `Records` of an environment; arguments as in `judge`."""
+    last = truncated[max(truncated)].of_invalid if truncated else math.nan
+    return Records(
+        rows=run.rows_of(label),
+        updates=run.rows,
+        outcomes=run.outcomes[label],
+        saved_cut_off=last,
+        imitated=run.config["model"]["path"] == "tiny",
     )
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from ragen_jax.algorithm.rewards import episode_returns, success_is_defined
 from ragen_jax.core.progress import advance, enter_phase
-from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
-from ragen_jax.envs.types import State
+from ragen_jax.envs.types import SolvableEnvironment, State
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.env_calls import EnvFailure, StepRequest, act
 from ragen_jax.rollout.episode import PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 from ragen_jax.rollout.task import Task
@@ -111,6 +112,35 @@ def evaluate(
         metrics_E.append(metrics | success_by_style(model, params, task))
         episodes_E.append(episodes)
     return combine_metrics(tasks, metrics_E), episodes_E
+
+
+def random_success(tasks: Sequence["Task"]) -> Metrics:
+    """Return eval/random_success: the fraction of held-out problems that random actions solve.
+
+    Each problem is played once with as many uniformly random action words as an episode may have.
+    Only environments with an expert and a list of action words are played: others may have actions
+    that are costly, and random text solves nothing. {} without any such environment, or if not all
+    tasks have one.
+    """
+    metrics_E = []
+    for task in tasks:
+        environment, (_, states) = task.heldout_environment, task.heldout or ((), ())
+        if not isinstance(environment, SolvableEnvironment) or not environment.actions:
+            return {}
+        most = task.settings.budgets.max_actions
+        requests = []
+        for index, state in enumerate(states):
+            if not isinstance(state, EnvFailure):
+                rng = generator(Purpose.RANDOM_ACTIONS, task.eval_seed, index)
+                actions = tuple(map(str, rng.choice(environment.actions, most)))
+                requests.append(StepRequest(state, actions, rng, most))
+        ended = act(environment, requests, task.settings.limits)
+        sound = [result for result in ended if not isinstance(result, EnvFailure)]
+        if not sound or not all("success" in result.info for result in sound):
+            return {}
+        solved = [bool(result.info["success"]) for result in sound]
+        metrics_E.append({"eval/random_success": float(np.mean(solved))})
+    return combine_metrics(tasks, metrics_E)
 
 
 def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:

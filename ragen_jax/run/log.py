@@ -214,6 +214,8 @@ def eval_line(step: int, row: Metrics) -> str:
     success = ""
     if "eval/success" in row:
         success = f"success {row['eval/success']:.3f} ± {row['eval/success_ci95']:.3f} (95 % CI)  "
+    if "eval/random_success" in row:
+        success += f"random actions {row['eval/random_success']:.3f}  "
     return (
         f"  eval at step {step}: {success}return {row['eval/return']:+.2f}  "
         f"valid replies {row['eval/valid_rate']:.3f}"

@@ -6,6 +6,7 @@ The mathematics is in other modules; the functions here call it with parts of a 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -72,9 +73,11 @@ def play(
     ]
     metrics = combine_metrics(run.tasks, [part.metrics() for part in collected])
     # The metrics cover all played episodes, not only those that dynamic sampling keeps.
-    metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
+    limit = run.tasks[0].settings.budgets.max_new_tokens
+    measure = functools.partial(rollout_metrics, max_new_tokens=limit)
+    metrics |= measure(concatenate_episodes(episodes_E), np.concatenate(returns_E))
     if len(run.tasks) > 1:
-        metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
+        metrics |= label_metrics(run.tasks, list(map(measure, episodes_E, returns_E)))
         if not all(map(success_is_defined, episodes_E)):  # undefined for some environment
             for name in ("rollout/success", "rollout/success_ci95"):
                 metrics.pop(name, None)

@@ -36,7 +36,8 @@ from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.folder import RunFolder
-from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.heldout import evaluate, random_success
+from ragen_jax.run.judgement import judgement_lines
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
@@ -187,8 +188,9 @@ class Run:
                     key=task.key,
                 )
         if self.fresh and self.schedule.evaluate:
-            metrics = self.evaluate(policy, 0) | self._row_costs(0)
+            metrics = self.evaluate(policy, 0) | random_success(self.tasks) | self._row_costs(0)
             console(eval_line(0, self.log.write(0, metrics)))
+            self._print_judgement()
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """Return the eval/* metrics of the held-out problems; {} if no evaluation is due."""
@@ -250,6 +252,8 @@ class Run:
         note_output(begun=True)
         if "eval/return" in row:
             console(eval_line(step, row))
+        if self.fresh and step == 1:
+            self._print_judgement()
         fired = [*played.fired, *fired, *_console_failures()]
         for rule in fired:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
@@ -293,6 +297,7 @@ class Run:
                 self.checkpoints.save(step, state, wait=last or bool(again))
         if "stop" in actions:
             self.checkpoints.close()
+            self._print_judgement()
             self.reports.write_last()
             return STOPPED
         if stopping:
@@ -319,11 +324,18 @@ class Run:
                 step = int(self.log.last.get("step", 0))
                 write_events(self.workdir / "events.jsonl", step, failures, further=True)
 
+    def _print_judgement(self) -> None:
+        """Print what the metrics so far say about the reasoning, and what is wrong."""
+        if is_main_process():
+            for line in judgement_lines(self.workdir, [task.label for task in self.tasks]):
+                console(line)
+
     def finish(self) -> None:
-        """Print the learning curve of a complete run and write its report."""
+        """Print the learning curve and the judgement of a complete run; write its report."""
         for task in self.tasks if self.schedule.evaluate and is_main_process() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))
+        self._print_judgement()
         self.reports.write_last()
         console(f"done: {self.workdir}")
 

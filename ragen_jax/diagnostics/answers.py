@@ -1,0 +1,64 @@
+"""The program's questions, answered from a run's last rows in a sentence each.
+
+Does the reasoning depend on its prompt, does the action follow the reasoning, and is it true?
+"""
+
+from collections.abc import Sequence
+
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.level_rules import NO_DEPENDENCE, NO_USE, RECENT, Estimate, estimate
+
+FIRST_TURN = "collapse/first_turn"
+
+
+def answer_questions(rows: Sequence[Metrics]) -> list[str]:
+    """Return one sentence for each question that the rows answer.
+
+    Each uses the last RECENT rows with its metric, so metrics that are measured every few steps are
+    answered as well.
+
+    Args:
+      rows: rows of metrics.jsonl of one environment, without labels.
+    """
+    questions = (_dependence, _use, _truth)
+    return [sentence for ask in questions for sentence in [ask(rows)] if sentence]
+
+
+def _recent(rows: Sequence[Metrics], name: str, *, minus: str = "") -> Estimate | None:
+    return estimate([row for row in rows if name in row][-RECENT:], name, minus=minus)
+
+
+def _dependence(rows: Sequence[Metrics]) -> str | None:
+    own = _recent(rows, f"{FIRST_TURN}/retrieval_acc")
+    chance = _recent(rows, f"{FIRST_TURN}/retrieval_chance")
+    excess = _recent(rows, f"{FIRST_TURN}/retrieval_acc", minus=f"{FIRST_TURN}/retrieval_chance")
+    if not own or not chance or not excess:
+        return None
+    figures = (
+        f"{own.mean:.0%} ± {100 * own.half_width:.0f} of it is most likely under its own prompt, "
+        f"and {chance.mean:.0%} would be by chance"
+    )
+    if excess.low > 0:
+        return f"The reasoning depends on its prompt: {figures}."
+    if excess.high < NO_DEPENDENCE:
+        return f"The reasoning does not depend on its prompt: {figures}."
+    return f"It is open whether the reasoning depends on its prompt: {figures}."
+
+
+def _use(rows: Sequence[Metrics]) -> str | None:
+    effect = _recent(rows, "flow/first_turn/za_swap")
+    if not effect:
+        return None
+    figures = f"za_swap is {effect.mean:.2f} ± {effect.half_width:.2f} nats per action"
+    if effect.low > 0:
+        return f"The action follows the reasoning: {figures}."
+    if effect.high < NO_USE:
+        return f"The action does not follow the reasoning: {figures}."
+    return f"It is open whether the action follows the reasoning: {figures}."
+
+
+def _truth(rows: Sequence[Metrics]) -> str | None:
+    true = _recent(rows, "reasoning/grounded_rate")
+    if not true:
+        return None
+    return f"{true.mean:.0%} ± {100 * true.half_width:.0f} of the facts that it states are true."

@@ -1,0 +1,38 @@
+"""Console lines that say what a run's metrics so far mean, like the first screen of its report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragen_jax.config.stored import read_config_file
+from ragen_jax.core.task_shares import rows_of_environment
+from ragen_jax.diagnostics.answers import answer_questions
+from ragen_jax.diagnostics.level_rules import UNKNOWN, Records, find_levels
+from ragen_jax.run.run_files import read_outcomes
+from ragen_jax.storage.metrics_reader import read_metrics
+
+
+def judgement_lines(folder: Path, labels: Sequence[str]) -> list[str]:
+    """Return the answers to the program's questions, and the rules about levels that hold.
+
+    Args:
+      folder: the run's folder.
+      labels: the labels of its environments; ("",) for a single environment.
+    """
+    config = read_config_file(folder)
+    rows = read_metrics(folder / "metrics.jsonl")
+    lines = []
+    for label in labels:
+        records = Records(
+            rows=rows_of_environment(rows, labels, label),
+            updates=rows,
+            outcomes=read_outcomes(folder / "eval" / label),
+            imitated=config["model"]["path"] == "tiny",
+        )
+        name = f"{label}: " if label else ""
+        lines += [f"  {name}{answer}" for answer in answer_questions(records.steps)]
+        lines += [
+            f"  {name}{found.rule.name}: {found.words}. {found.rule.cure}"
+            for found in find_levels(records)
+            if found.rule.grade != UNKNOWN
+        ]
+    return lines
