@@ -37,7 +37,7 @@ def report(folders):
     Args:
       folders: {run: folder of the evaluations}.
     """
-    firsts, lasts, gains = [], [], []
+    firsts, lasts, gains, halves = [], [], [], []
     for workdir, folder in folders.items():
         first, *later = read_outcomes(folder).values()
         gain, half_width = paired_gain(first, later[-3:])
@@ -49,11 +49,12 @@ def report(folders):
         firsts.append(first)
         lasts.append(np.nanmean(later[-3:], 0))
         gains.append(gain)
+        halves.append(half_width)
     gain, half_width = paired_gain(np.nanmean(firsts, 0), [np.nanmean(lasts, 0)])
     low, high = 100 * (gain - half_width), 100 * (gain + half_width)
     print(f"mean: {100 * gain:+.1f} points, 95 % {low:.1f} to {high:.1f} over problems")
     if len(gains) > 1:
-        _, error = interval(gains)
+        _, error = interval(gains, halves=halves)
         print(f"      95 % {100 * (gain - error):.1f} to {100 * (gain + error):.1f} over runs")
 
 

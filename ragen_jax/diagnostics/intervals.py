@@ -349,7 +349,16 @@ def t_quantile(G: float) -> float:
 def paired_gain(
     before_N: Sequence[float] | np.ndarray, after_EN: Sequence[Sequence[float]] | list[np.ndarray]
 ) -> tuple[float, float]:
-    """Return the gain in success over the same problems, with its 95 % half-width (1.96 s.e.).
+    """Return the gain in success over the same problems, with its 95 % half-width.
+
+    The interval is that of Agresti and Min (2005) for paired proportions, with Student's t: half a
+    problem is added to each of the four outcomes (failed or solved, before and after), that is, two
+    problems with a mean difference of 0 and a mean square of 1/2. Without them, the interval would
+    have no width if no problem changed, and too little if few did. The half-width reaches from the
+    gain to the farther end of this interval.
+
+    Simulated coverage (test_intervals.py): 0.91 to 1 for 4 to 256 problems, rates from 0.01 to
+    0.99, independent or paired outcomes, and one or three later evaluations.
 
     Args:
       before_N: success of each problem in the first evaluation; NaN if its environment broke.
@@ -361,8 +370,10 @@ def paired_gain(
     after_N = np.nansum(later_EN, 0) / np.where(played_N, played_N, np.nan)
     difference_N = after_N - np.asarray(before_N, float)
     difference_N = difference_N[~np.isnan(difference_N)]
-    error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))
-    return float(difference_N.mean()), float(1.96 * error)
+    gain, n = float(difference_N.mean()), len(difference_N) + 2
+    centre = float(difference_N.sum()) / n
+    variance = (float(np.sum(difference_N**2)) + 1) / n - centre**2
+    return gain, abs(gain - centre) + t_quantile(n) * math.sqrt(variance / n)
 
 
 def wilson_interval(
@@ -405,10 +416,19 @@ def pass_at_k(
     return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))
 
 
-def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """Return (mean, half-width by Student's t) over runs; infinite for one run."""
+def interval(
+    values: Sequence[float], *, halves: Sequence[float] = (), confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return (mean, half-width by Student's t) over runs; infinite for one run.
+
+    Args:
+      halves: half-width of each value's interval within its run. If all values are equal, such as
+        in three runs without any success, the result is the half-width of their mean, sqrt(sum of
+        squares) / n: agreement is no certainty. (): half-width 0 in this case.
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+    return mean, half or math.hypot(*halves) / len(values)

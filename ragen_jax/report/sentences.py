@@ -255,7 +255,8 @@ def _mean(
         gains = [verdicts[i][index].gain for i in group]
         changes = [100 * gain.change for gain in gains if gain]
         if len(changes) > 1:
-            mean, half = interval(changes)
+            halves = [100 * gain.half_width for gain in gains if gain]
+            mean, half = interval(changes, halves=halves)
             of = f" of {escape(label)}" if label else ""
             lines.append(
                 f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f} ± {half:.1f} "

@@ -201,10 +201,11 @@ def bands(
 
 
 def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, Any]:
-    """Return {metric: [mean over runs]} and, under the name with _ci95, Student's t half-widths.
+    """Return {metric: [mean over runs]} and, under the name with _ci95, half-widths over runs.
 
-    Only steps at which all runs have the metric count: otherwise the mean would jump when a run
-    ends.
+    These are Student's t half-widths, or those of the runs' own intervals if all runs agree
+    (`intervals.interval`). Only steps at which all runs have the metric count: otherwise the mean
+    would jump when a run ends.
 
     Args:
       runs: `columns` of at least two runs, for the same steps.
@@ -214,11 +215,15 @@ def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, A
         if name.endswith("_ci95") or any(name not in run for run in runs):
             continue
         means, halves = [], []
-        for values in zip(*(run[name] for run in runs), strict=True):
+        steps = zip(*(run[name] for run in runs), strict=True)
+        own = [run.get(f"{name}_ci95", [None] * len(run[name])) for run in runs]
+        for values, widths in zip(steps, zip(*own, strict=True), strict=True):
             given = [x for x in values if x is not None]
             whole = len(given) == len(values)
+            known = [x for x in widths if x is not None]
+            within = known if len(known) == len(values) else []
             means.append(cut(float(np.mean(given))) if whole else None)
-            halves.append(cut(interval(given)[1]) if whole else None)
+            halves.append(cut(interval(given, halves=within)[1]) if whole else None)
         found |= {name: means, f"{name}_ci95": halves}
     return found
 

@@ -18,8 +18,10 @@ from ragen_jax.diagnostics.information import information_metrics, within_metric
 from ragen_jax.diagnostics.intervals import (
     confidence_intervals,
     effective_trials,
+    interval,
     log_margin,
     mean_with_interval,
+    paired_gain,
     proportion_interval,
     rate_with_interval,
 )
@@ -514,3 +516,42 @@ def test_log_margin_by_hand():
     assert found == {"own_margin_log": pytest.approx(x_G[:2].mean())}
     alike = log_margin(score_MN[:, [0, 0, 0]], np.zeros(4, int), prompt_id_N=np.zeros(3))
     assert alike == {"own_margin_log": 0.0}
+
+
+# ---- gains over the same problems ---------------------------------------------------------------
+
+
+def test_the_gain_of_few_problems_by_hand():
+    """Four failed problems: variance (0 + 1) / 6, standard error 1 / 6, t(5) = 2.571."""
+    for same in (np.zeros(4), np.ones(4)):
+        gain, half = paired_gain(same, [same])
+        assert gain == 0 and half == pytest.approx(2.5706 / 6, abs=1e-4)
+    # Differences 1, 1, 0, 0: centre 2 / 6, mean square 3 / 6.
+    gain, half = paired_gain([0, 0, 0, 1], [[1, 1, 0, 1]])
+    error = math.sqrt((3 / 6 - 1 / 9) / 6)
+    assert gain == 0.5 and half == pytest.approx(0.5 - 1 / 3 + 2.5706 * error, abs=1e-4)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("problems", [4, 16, 256])
+@pytest.mark.parametrize("later", [1, 3])
+def test_the_interval_of_a_gain_covers(problems, later):
+    rng, draws = np.random.default_rng(0), 1000
+    for before, after in itertools.product((0.01, 0.05, 0.5, 0.99), repeat=2):
+        for again in (0.0, 0.7):  # fraction of problems whose luck is the same in all evaluations
+            luck = rng.random((draws, 1, problems))
+            new = rng.random((draws, later + 1, problems))
+            same = rng.random((draws, later + 1, problems)) < again
+            score = np.where(same, luck, new)
+            covered = 0
+            for draw in score:
+                gain, half = paired_gain(draw[0] < before, draw[1:] < after)
+                covered += abs(gain - (after - before)) <= half
+            assert covered >= 0.9 * draws, (before, after, again)
+
+
+def test_runs_that_agree_are_not_certain():
+    assert interval([0.0, 0.0, 0.0], halves=[3.0, 4.0, 0.0]) == (0.0, 5 / 3)
+    assert interval([1.0, 2.0, 3.0], halves=[0.1] * 3)[1] == pytest.approx(
+        4.3027 / 3**0.5, abs=1e-3
+    )
