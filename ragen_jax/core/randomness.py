@@ -34,7 +34,7 @@ class Purpose(enum.IntEnum):
     THOUGHTS = 9  # reasoning of the expert: problem's seed, number of the style
     NOISE_DETECTORS = 11  # the laboratory's control: 0 for white noise, 1 for drifting noise
     RANK_ORDERS = 12  # the laboratory's permutation test
-    RANDOM_ACTIONS = 13  # random actions on a held-out problem: eval.seed, index of the problem
+    CHANCE_ANSWERS = 13  # noise while a problem is played with another's answer: eval.seed, problem
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed

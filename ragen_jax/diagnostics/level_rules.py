@@ -195,15 +195,15 @@ def _solved_before(r: Records) -> str | None:
 
 def _imitation_at_chance(r: Records) -> str | None:
     first = r.rows[0] if r.rows else {}
-    if not r.imitated or "eval/random_success" not in first or "eval/success" not in first:
+    if not r.imitated or "eval/chance_success" not in first or "eval/success" not in first:
         return None
     solved = [x for x in r.outcomes.get(0, ()) if not math.isnan(x)]
-    chance = first["eval/random_success"]
+    chance = first["eval/chance_success"]
     if not solved or wilson_interval(np.array(solved)[:, None])[0] > chance:
         return None
     return (
-        f"after imitation, held-out success was {first['eval/success']:.3f}, no better than random "
-        f"actions ({chance:.3f})"
+        f"after imitation, held-out success was {first['eval/success']:.3f}, no better than with "
+        f"answers to other problems ({chance:.3f})"
     )
 
 
@@ -291,8 +291,8 @@ RULES = (
     LevelRule(
         "imitation at chance",
         BAD,
-        "after imitation, held-out success is not above that of random actions",
-        "Raise `warmstart.success` above the success of random actions, or `warmstart.rooms`.",
+        "after imitation, held-out success is not above that of answers to other problems",
+        "Raise `warmstart.success` above `eval/chance_success`, or raise `warmstart.rooms`.",
         _imitation_at_chance,
     ),
     LevelRule(

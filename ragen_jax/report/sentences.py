@@ -60,7 +60,9 @@ def _verdict(v: Verdict) -> str:
         f"<div><dt>{head}</dt><dd><b>{escape(big)}</b><span>{escape(small)}</span></dd></div>"
         for head, big, small in tiles
     )
-    answers = f'<p class="answers">{escape(" ".join(v.answers))}</p>' if v.answers else ""
+    said = v.gain is None and v.information is not None  # in the headline
+    sentences = " ".join(v.answers[1:] if said else v.answers)
+    answers = f'<p class="answers">{escape(sentences)}</p>' if sentences else ""
     return (
         f'<div class="verdict {v.state}">{label}<p class="headline">{escape(headline(v))}</p>'
         f'{answers}<dl class="tiles">{cells}</dl>{_order(v)}{_cure(v)}</div>'
@@ -112,7 +114,7 @@ def information_words(x: Information) -> str:
 
 
 def _information_tile(x: Information) -> tuple[str, str]:
-    return f"{x.mi:.2f} nats", f"mi_seq at step {x.step}, of at most {x.most:.2f}"
+    return f"{x.margin:.2f} nats", f"own_margin at step {x.step}"
 
 
 def gain_words(gain: Gain | None) -> str:

@@ -74,8 +74,7 @@ class Information:
     retrieval: float  # fraction of reasonings that are likeliest under their own prompt
     chance: float  # retrieval rate expected by chance
     p: float  # p-value of the retrieval rate, by permutation
-    mi: float  # mi_seq, nats per reasoning
-    most: float  # upper bound of mi
+    margin: float  # own_margin, nats per reasoning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,14 +260,13 @@ def find_information(rows: list[Metrics]) -> Information | None:
     """Return the `Information` of the last row that has it."""
     first = "collapse/first_turn"
     for row in reversed(rows):
-        if f"{first}/retrieval_p" in row:
+        if f"{first}/retrieval_p" in row and f"{first}/own_margin" in row:
             return Information(
                 step=int(row["step"]),
                 retrieval=row[f"{first}/retrieval_acc"],
                 chance=row[f"{first}/retrieval_chance"],
                 p=row[f"{first}/retrieval_p"],
-                mi=row[f"{first}/mi_seq"],
-                most=row[f"{first}/mi_upper_bound"],
+                margin=row[f"{first}/own_margin"],
             )
     return None
 

@@ -1,6 +1,7 @@
 """Plays the fixed set of held-out problems and computes the evaluation metrics."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
 from ragen_jax.envs.types import SolvableEnvironment, State
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.env_calls import EnvFailure, StepRequest, act
+from ragen_jax.rollout.env_calls import EnvFailure, StepRequest, act, attempt
 from ragen_jax.rollout.episode import PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 from ragen_jax.rollout.task import Task
+
+CHANCE_PROBLEMS = 256  # largest number of problems that `chance_success` plays
 
 
 def play_problems(
@@ -114,32 +117,32 @@ def evaluate(
     return combine_metrics(tasks, metrics_E), episodes_E
 
 
-def random_success(tasks: Sequence["Task"]) -> Metrics:
-    """Return eval/random_success: the fraction of held-out problems that random actions solve.
+def chance_success(tasks: Sequence["Task"]) -> Metrics:
+    """Return eval/chance_success: success of answers that do not depend on their problem.
 
-    Each problem is played once with as many uniformly random action words as an episode may have.
-    Only environments with an expert and a list of action words are played: others may have actions
-    that are costly, and random text solves nothing. {} without any such environment, or if not all
-    tasks have one.
+    Each of the first CHANCE_PROBLEMS held-out problems is played with the expert's actions for the
+    next one. An agent whose answers are good but ignore the prompt reaches this rate. {} if a task
+    has no expert, or does not define success.
     """
     metrics_E = []
     for task in tasks:
-        environment, (_, states) = task.heldout_environment, task.heldout or ((), ())
-        if not isinstance(environment, SolvableEnvironment) or not environment.actions:
+        environment, (_, all_states) = task.heldout_environment, task.heldout or ((), ())
+        if not isinstance(environment, SolvableEnvironment):
             return {}
+        states = [state for state in all_states if not isinstance(state, EnvFailure)]
+        states = states[:CHANCE_PROBLEMS]
+        plans = [attempt(functools.partial(environment.solve, state)) for state in states]
         most = task.settings.budgets.max_actions
-        requests = []
-        for index, state in enumerate(states):
-            if not isinstance(state, EnvFailure):
-                rng = generator(Purpose.RANDOM_ACTIONS, task.eval_seed, index)
-                actions = tuple(map(str, rng.choice(environment.actions, most)))
-                requests.append(StepRequest(state, actions, rng, most))
-        ended = act(environment, requests, task.settings.limits)
-        sound = [result for result in ended if not isinstance(result, EnvFailure)]
-        if not sound or not all("success" in result.info for result in sound):
+        requests = [
+            StepRequest(state, plan, generator(Purpose.CHANCE_ANSWERS, task.eval_seed, index), most)
+            for index, (state, plan) in enumerate(zip(states, plans[1:] + plans[:1], strict=True))
+            if plan and not isinstance(plan, EnvFailure)
+        ]
+        results = act(environment, requests, task.settings.limits)
+        ended = [result.info for result in results if not isinstance(result, EnvFailure)]
+        if not ended or not all("success" in info for info in ended):
             return {}
-        solved = [bool(result.info["success"]) for result in sound]
-        metrics_E.append({"eval/random_success": float(np.mean(solved))})
+        metrics_E.append({"eval/chance_success": np.mean([bool(x["success"]) for x in ended])})
     return combine_metrics(tasks, metrics_E)
 
 

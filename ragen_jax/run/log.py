@@ -30,18 +30,36 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.storage.trackers import Follower, end_all
 
-# Console columns: metric, short name, format.
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A metric of the console's lines."""
+
+    metric: str
+    name: str
+    form: str
+    chance: str = ""  # metric of its chance level, shown in the same format
+
+
+FIRST_TURN = "collapse/first_turn"
 COLUMNS = (
-    ("rollout/success", "success", "{:.2f}"),
-    ("rollout/return", "return", "{:+.2f}"),
-    ("update/entropy", "entropy", "{:.3f}"),
-    ("collapse/first_turn/mi", "MI", "{:.3f}"),
-    ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),
-    ("filter/kept_ratio", "kept", "{:.2f}"),
-    ("throughput/tokens_per_second", "tokens/s", "{:,.0f}"),
-    ("time/step", "s", "{:.2f}"),
-    ("time/diagnose_share", "diagnosis", "{:.0%}"),
+    Column("rollout/success", "success", "{:.2f}"),
+    Column("rollout/return", "return", "{:+.2f}"),
+    Column("update/entropy", "entropy", "{:.3f}"),
+    Column(f"{FIRST_TURN}/own_margin", "information", "{:.2f}"),
+    Column(
+        f"{FIRST_TURN}/retrieval_acc",
+        "retrieval",
+        "{:.2f}",
+        chance=f"{FIRST_TURN}/retrieval_chance",
+    ),
+    Column("filter/kept_ratio", "kept", "{:.2f}"),
+    Column("throughput/tokens_per_second", "tokens/s", "{:,.0f}"),
+    Column("time/step", "s", "{:.2f}"),
+    Column("time/diagnose_share", "diagnosis", "{:.0%}"),
 )
+# Columns that are measured every few steps: the lines between repeat the last value with its step.
+REPEATED = frozenset(c.metric for c in COLUMNS if c.metric.startswith("collapse/"))
 
 
 class MetricsLog:
@@ -68,11 +86,13 @@ class MetricsLog:
         self.path = Path(path)
         self.file, self.followers = None, []
         self.last: Metrics = {}  # the last written row
+        self.measured: Metrics = {}  # the last row with the metrics of REPEATED
         self.totals = Counters([])
         if not is_main_process():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
         self.totals, self.last = Counters(rows), rows[-1] if rows else {}
+        self.measured = next((row for row in reversed(rows) if REPEATED <= row.keys()), {})
         atomic_write(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self.file = with_retries(functools.partial(self.path.open, "r+b", buffering=0), self.path)
         for name in dict.fromkeys(trackers):
@@ -87,6 +107,8 @@ class MetricsLog:
             if math.isfinite(value):
                 row[clean_text(name)] = value
         self.last = row
+        if REPEATED <= row.keys():
+            self.measured = row
         if self.file:
             append_line(self.file, json.dumps(row, allow_nan=False) + "\n")
         for follower in self.followers:
@@ -187,11 +209,16 @@ def write_rollouts(
             with_retries(functools.partial(left.unlink, missing_ok=True), left)
 
 
-def step_line(step: int, steps: int, row: Metrics) -> str:
-    """Return the console line of a step: the first of COLUMNS, limited to the terminal's width."""
+def step_line(step: int, steps: int, row: Metrics, measured: Metrics | None = None) -> str:
+    """Return the console line of a step: the first of COLUMNS, limited to the terminal's width.
+
+    Args:
+      measured: the last row with the metrics of REPEATED, which are shown with its step if the
+        step's row does not have them. None: there is no such row.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else math.inf
     line = f"step {step:>{len(str(steps))}}/{steps}"
-    for cell in _cells(row):
+    for cell in _cells(row, measured or {}):
         if len(line) + 2 + len(cell) > width:
             break
         line += f"  {cell}"
@@ -200,11 +227,24 @@ def step_line(step: int, steps: int, row: Metrics) -> str:
 
 def live_figures(row: Metrics) -> str:
     """Return the text of a progress bar after a step: the first two of COLUMNS in the row."""
-    return ", ".join(_cells(row)[:2])
+    return ", ".join(_cells(row, {})[:2])
 
 
-def _cells(row: Metrics) -> list[str]:
-    return [f"{name} {form.format(row[metric])}" for metric, name, form in COLUMNS if metric in row]
+def _cells(row: Metrics, measured: Metrics) -> list[str]:
+    cells = []
+    for column in COLUMNS:
+        repeated = column.metric in REPEATED and column.metric not in row
+        source = measured if repeated else row
+        if column.metric not in source:
+            continue
+        notes = []
+        if column.chance in source:
+            notes.append(f"chance {column.form.format(source[column.chance])}")
+        if repeated:
+            notes.append(f"step {source['step']:.0f}")
+        value = column.form.format(source[column.metric])
+        cells.append(f"{column.name} {value}" + (f" ({', '.join(notes)})" if notes else ""))
+    return cells
 
 
 def eval_line(step: int, row: Metrics) -> str:
@@ -214,8 +254,8 @@ def eval_line(step: int, row: Metrics) -> str:
     success = ""
     if "eval/success" in row:
         success = f"success {row['eval/success']:.3f} ± {row['eval/success_ci95']:.3f} (95 % CI)  "
-    if "eval/random_success" in row:
-        success += f"random actions {row['eval/random_success']:.3f}  "
+    if "eval/chance_success" in row:
+        success += f"chance {row['eval/chance_success']:.3f}  "
     return (
         f"  eval at step {step}: {success}return {row['eval/return']:+.2f}  "
         f"valid replies {row['eval/valid_rate']:.3f}"

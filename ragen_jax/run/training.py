@@ -36,7 +36,7 @@ from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.folder import RunFolder
-from ragen_jax.run.heldout import evaluate, random_success
+from ragen_jax.run.heldout import chance_success, evaluate
 from ragen_jax.run.judgement import judgement_lines
 from ragen_jax.run.log import (
     MetricsLog,
@@ -188,7 +188,7 @@ class Run:
                     key=task.key,
                 )
         if self.fresh and self.schedule.evaluate:
-            metrics = self.evaluate(policy, 0) | random_success(self.tasks) | self._row_costs(0)
+            metrics = self.evaluate(policy, 0) | chance_success(self.tasks) | self._row_costs(0)
             console(eval_line(0, self.log.write(0, metrics)))
             self._print_judgement()
 
@@ -248,7 +248,7 @@ class Run:
         metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)
         metrics |= self._row_costs(step)
         row = self.log.write(step, metrics)
-        console(step_line(step, self.schedule.steps, row))
+        console(step_line(step, self.schedule.steps, row, self.log.measured))
         note_output(begun=True)
         if "eval/return" in row:
             console(eval_line(step, row))

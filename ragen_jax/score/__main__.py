@@ -57,9 +57,7 @@ SETTINGS = (  # flags that the page shows
 NAMED = 5  # largest number of broken rows that are listed individually
 # Columns of a timeline: metric, short name, format.
 COLUMNS = (
-    ("collapse/first_turn/own_margin", "own margin", "{:.2f}"),
-    ("collapse/first_turn/mi_seq", "MI", "{:.2f}"),
-    ("collapse/first_turn/mi_upper_bound", "of", "{:.2f}"),
+    ("collapse/first_turn/own_margin", "information", "{:.2f}"),
     ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),
     ("collapse/first_turn/retrieval_chance", "chance", "{:.2f}"),
     ("collapse/first_turn/retrieval_p", "p", "{:.3f}"),

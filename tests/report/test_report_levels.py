@@ -69,8 +69,12 @@ PLANTED = {  # name -> (settings of write_run, colour, words of the sentence, ca
         *("trouble", "90% of the others were cut off", "replies that are cut off"),
     ),
     "imitation at chance": (
-        dict(success=(0.5, 0.5), first={"eval/random_success": 0.5}, levels=CHANCE),
-        *("trouble", "no better than random actions (0.500)", "imitation at chance"),
+        dict(success=(0.5, 0.5), first={"eval/chance_success": 0.5}, levels=CHANCE),
+        *(
+            "trouble",
+            "no better than with answers to other problems (0.500)",
+            "imitation at chance",
+        ),
     ),
     "two steps": (dict(steps=2), "unknown", "2 steps are too few to judge", "too few steps"),
     "healthy": (dict(levels={ZA: (0.9, 0.1, 0.2)}), "well", "There was no alarm", "none needed"),

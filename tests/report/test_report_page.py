@@ -282,7 +282,7 @@ def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
     rng = np.random.default_rng(0)
     figures = {name: (level, deviation) for name, (level, deviation, _) in LEVELS.items()}
     first = "collapse/first_turn"
-    figures |= {f"{first}/{n}": (0.5, 0.0) for n in ("retrieval_p", "mi_seq", "mi_upper_bound")}
+    figures |= {f"{first}/{n}": (0.5, 0.0) for n in ("retrieval_p", "own_margin")}
     names = [name for name in figures if name.startswith(("collapse/", "rollout/re"))]
     rows = [{n: rng.normal(*figures[n]) for n in names} for _ in range(count)]
     prompt, reply = (np.array(tokenizer.encode(text)) for text in ("#P#", "so[/T]Up"))

@@ -7,10 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from ragen_jax.config.load import load_config
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
+from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.run import heldout
 from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.tasks import build_tasks
 
 pytestmark = pytest.mark.fast
 
@@ -156,3 +160,52 @@ def test_problems_with_a_broken_episode_have_no_part_in_the_figures(make_turn, m
     assert metrics["eval/success"] == pytest.approx(2 / 3)
     alone = summarise([broken], samples=1, format_penalty=0.0)
     assert alone == {"eval/errors": 1}
+
+
+TWO_ANSWERS = """
+import numpy as np
+from ragen_jax.envs.types import Step
+
+class TwoAnswers:
+    actions, words, instructions = ("A", "B"), ("A", "B", "right"), "Answer A or B."
+
+    def __init__(self, *, split, known=True):
+        self.split, self.known = split, known
+
+    def reset(self, seed):
+        return "AB"[np.random.default_rng((seed, len(self.split))).integers(2)], seed
+
+    def render(self, state):
+        return state[0]
+
+    def identity(self, state):
+        return str(state[1])
+
+    def step(self, state, action, rng):
+        right = action == state[0]
+        return Step(state, float(right), True, {"success": right} if self.known else {})
+
+    def solve(self, state):
+        return (state[0],)
+
+    def explain(self, state, plan):
+        return "right"
+"""
+
+
+@pytest.mark.medium
+def test_answers_to_other_problems_are_right_by_chance(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "two_answers.py").write_text(TWO_ANSWERS)
+
+    def found(**options):
+        config = base.get_config()
+        config.env.update(name="two_answers:TwoAnswers", options=options)
+        tokenizer = build_tokenizer(("A", "B", "right"))
+        return heldout.chance_success(build_tasks(load_config(config), tokenizer, ()))
+
+    metrics = found()
+    assert metrics == found()
+    assert abs(metrics["eval/chance_success"] - 0.5) < 0.1  # 256 problems
+    assert found(known=False) == {}  # success is not defined

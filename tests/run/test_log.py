@@ -341,18 +341,24 @@ def test_step_line_shows_the_metrics_there_are():
         "rollout/success": 0.256,
         "rollout/return": 1.5,
         "update/entropy": 0.1234,
-        "collapse/first_turn/mi": 2.0,
+        "collapse/first_turn/own_margin": 2.0,
         "collapse/first_turn/retrieval_acc": 0.5,
+        "collapse/first_turn/retrieval_chance": 0.125,
         "filter/kept_ratio": 1.0,
         "throughput/tokens_per_second": 12345.6,
         "time/step": 1.239,
         "eval/success": 0.5,
     }
     assert step_line(7, 200, row) == (
-        "step   7/200  success 0.26  return +1.50  entropy 0.123  MI 2.000  retrieval 0.50  "
-        "kept 1.00  tokens/s 12,346  s 1.24"
+        "step   7/200  success 0.26  return +1.50  entropy 0.123  information 2.00  "
+        "retrieval 0.50 (chance 0.12)  kept 1.00  tokens/s 12,346  s 1.24"
     )
-    # A skipped update has no entropy, and a step without diagnosis has no MI.
+    # A step without diagnosis repeats the last one, and says from when it is.
+    assert step_line(8, 200, {"step": 8, "rollout/success": 0.5}, row) == (
+        "step   8/200  success 0.50  information 2.00 (step 7)  "
+        "retrieval 0.50 (chance 0.12, step 7)"
+    )
+    # A skipped update has no entropy.
     assert step_line(12, 12, {"step": 12, "rollout/return": -0.5}) == "step 12/12  return -0.50"
 
 
@@ -401,8 +407,9 @@ def test_learning_curve_by_hand(tmp_path, make_episode):
         log.write(step + 1, {"rollout/success": 0.9})
         episodes = [make_episode(g, 0, [], success=bool(s)) for g, s in enumerate(solved)]
         write_outcomes(tmp_path, step, episodes)
-    # The last three of each problem: 1, 2/3, 2/3, 1/3; minus 0, 0, 1, 0: mean 5/12,
-    # deviations 7/12, 3/12, -9/12, -1/12, sample variance 140/144/3, error sqrt of that / 4.
+    # The last three of each problem: 1, 2/3, 2/3, 1/3; minus 0, 0, 1, 0: mean 5/12. With two
+    # further problems: centre 5/18, mean square (15/9 + 1) / 6, so variance 0.367 and error 0.247,
+    # times t(5) = 2.571, plus the distance 5/12 - 5/18.
     assert learning_curve(tmp_path).split("\n") == [
         "held-out success",
         "  step     0  0.250  " + "#" * 12,
@@ -410,7 +417,7 @@ def test_learning_curve_by_hand(tmp_path, make_episode):
         "  step    30  0.250  " + "#" * 12,
         "  step    40  0.750  " + "#" * 38,
         "  step    50  1.000  " + "#" * 50,
-        "  gained +41.7 ± 55.8 points (95 % CI)",
+        "  gained +41.7 ± 77.5 points (95 % CI)",
     ]
 
 

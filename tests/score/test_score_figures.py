@@ -243,7 +243,7 @@ def test_a_timeline(written, model, agent, tmp_path):
     code, printed, _ = call("ragen_jax.score", *words, *SAMPLED)
     steps = json.loads(out.read_text())["steps"]
     assert code == 0 and [row["step"] for row in steps] == list(range(1, 25))
-    assert printed.count("own margin") == 24 and all("regime/alarm" in row for row in steps)
+    assert printed.count("information") == 24 and all("regime/alarm" in row for row in steps)
     assert steps[-1]["collapse/first_turn/mi_seq"] == pytest.approx(
         steps[12]["collapse/first_turn/mi_seq"], abs=1e-6
     )
