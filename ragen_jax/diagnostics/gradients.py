@@ -353,7 +353,8 @@ def gradient_report(
 
     Args:
       state: the state that sampled the batch.
-      batch: rows of G * K episodes. return_GK: undiscounted returns, penalties included.
+      batch: rows of G * K episodes of one environment. return_GK: undiscounted returns, penalties
+        included.
       group_rows, direction: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
       sound_GK: bool, whether the environment of an episode did not break; None: all True. Other
         episodes are left out, as are groups of two or more with fewer than two sound members.
@@ -370,9 +371,7 @@ def gradient_report(
     variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
     judged_G = member_GK.any(1)
     bucket_G = np.full(len(return_GK), LOST)
-    unit_G = np.asarray(
-        reward_unit(return_GK, environment_G=learner.environment_G, sound_GK=member_GK)
-    )
+    unit_G = np.asarray(reward_unit(return_GK, sound_GK=member_GK))
     bucket_G[judged_G] = variance_buckets(
         variance_G[judged_G], buckets=buckets, edges=edges, unit_G=unit_G[judged_G]
     )

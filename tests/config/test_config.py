@@ -213,9 +213,10 @@ def defaults(function):
 def test_base_says_what_the_functions_say():
     config = base.get_config()
     select = defaults(filter.select_groups)
-    assert set(select) == {"strategy", "value", "mode", "keep", "include_zero", "eps"}
-    for name, value in select.items():
-        assert config.filter[name] == value, name
+    assert set(select) == {"strategy", "value", "mode", "keep", "include_zero", "eps", "unit"}
+    for name in set(select) - {"eps", "unit"}:
+        assert config.filter[name] == select[name], name
+    assert (select["eps"], config.filter.eps) == (0.01, 0.0)  # the paper's; relative
     assert config.filter.metric == defaults(filter.group_scores)["metric"]
     for function in (losses.policy_terms, losses.policy_loss):
         assert config.algorithm.clip_c == defaults(function)["clip_c"]
@@ -288,6 +289,7 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "steps": 250,
     }
     assert departures(sokoban.get_config("qwen2.5-3b")) == ROOMS | {
+        "filter.eps": 0.01,
         "model.path": "Qwen/Qwen2.5-3B",
         "model.dtype": "bfloat16",
         "model.remat": True,
