@@ -36,6 +36,7 @@ from ragen_jax.core.domains import (
     sections,
     several_of,
     text,
+    texts,
     whole,
 )
 from ragen_jax.core.sharding import MEMORIES
@@ -173,6 +174,9 @@ class Env(Section):
     max_actions: int = whole(10, 1, 10**6)  # maximum actions per episode
     # reward of a malformed reply or an unknown action; <= 0
     format_penalty: float = number(-0.1, -(10**6), 0)
+    # Whether text after </answer> makes a reply invalid; if not, it is ignored. Matters only
+    # if rollout.stop does not end replies there.
+    strict_format: bool = flag(True)
     time_limit: float = number(0.0, 0, 10**5)  # seconds per environment step; 0: no limit
     # number of environment steps that run in parallel if time_limit is set
     workers: int = whole(16, 1, 1024, WITH_TIME_LIMIT)
@@ -198,6 +202,9 @@ class Rollout(Section):
     group_size: int = whole(16, 1, 2**14)  # K: episodes per group
     temperature: float = above(1.0, 0, 100)  # temperature of sampling and of the loss
     max_new_tokens: int = whole(400, 1, MAX_TOKENS)  # maximum tokens per reply
+    # Texts that end a reply, wherever they begin after the reasoning (</think>); (): replies end
+    # only at the model's stop tokens. A tool environment's replies also end at </tool_call>.
+    stop: tuple[str, ...] = texts(("</answer>",))
     compact: bool = flag(True)  # remove finished episodes from the decoding batch
     # Number of episodes decoded concurrently, in training and evaluation, which is also
     # the number of rows of the KV cache; a free slot takes the next episode. 0: all

@@ -83,6 +83,7 @@ def apply(config: ConfigDict, model: str) -> None:
     if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"
         config.env.prompt = "terse"
+        config.rollout.stop = ()  # it learned to end its replies
         config.algorithm.kl_coef = 0.0
         config.optimizer.learning_rate = 1e-4
         config.critic.learning_rate = 1e-3

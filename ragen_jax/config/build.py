@@ -220,6 +220,8 @@ def build_chat(
             prompt=config.env.prompt,
             actions_per_turn=config.env.actions_per_turn,
             max_actions=config.env.max_actions,
+            stop=config.rollout.stop,
+            strict=config.env.strict_format,
         ),
         extra_stop_ids=extra_stop_ids,
         images=images,

@@ -25,6 +25,10 @@ FIXED = {  # removed field -> the constant that replaces it
     "regimes.entropy.rise": regimes.RISE["entropy"],
 }
 
+# Fields whose default changes the behavior of runs that were started without them -> the value that
+# keeps it.
+EARLIER = {"rollout.stop": []}
+
 
 def refuse_renamed(fields: Sequence[str]) -> None:
     """Refuse fields that have another name now or no longer exist.
@@ -58,6 +62,14 @@ def apply_renames(config: dict[str, Any]) -> None:
         if isinstance(config.get(section), dict) and name in config[section]:
             value = config[section].pop(name)
             config[section].setdefault(new.split(".")[1], value)
+
+
+def add_earlier(config: dict[str, Any]) -> None:
+    """Add the fields of EARLIER that a nested config of an older run lacks, in place."""
+    for field, value in EARLIER.items():
+        section, name = field.split(".")
+        if isinstance(config.get(section), dict):
+            config[section].setdefault(name, value)
 
 
 def drop_fixed(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.config.renamed import apply_renames, drop_fixed
+from ragen_jax.config.renamed import add_earlier, apply_renames, drop_fixed
 from ragen_jax.configs import base
 from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
@@ -85,6 +85,7 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
 
     stored = read_config_file(workdir)
     apply_renames(stored)
+    add_earlier(stored)
     if fixed := drop_fixed(stored):
         _print_once(
             f"{Path(workdir) / 'config.json'} has {_list_fields(fixed)}, which are constants now "

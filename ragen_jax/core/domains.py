@@ -141,6 +141,15 @@ def text(default: str, *read: ReadWhen) -> str:
     return Field(default, "a text", accepts, read).declare()
 
 
+def texts(default: tuple[str, ...], *read: ReadWhen) -> tuple[str, ...]:
+    """Accept a tuple (or list), possibly empty, of nonempty strings."""
+
+    def accepts(value):
+        return type(value) is str and value != ""
+
+    return Field(default, "a tuple of texts", _tuples(accepts), read).declare()
+
+
 def _is_section(value: Any) -> bool:
     return isinstance(value, ConfigDict)
 

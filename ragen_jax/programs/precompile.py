@@ -262,6 +262,7 @@ def slot_programs(
                 max_new_tokens=task.settings.budgets.max_new_tokens,
                 sampling=sampling,
                 stop_ids=task.settings.chat.stop_ids,
+                stops=task.settings.chat.stops,
             )
         ]
     for rows in sizes.rows[::-1]:
@@ -304,6 +305,8 @@ def _compile_turn(
             rows_of(rows),
             host((), jnp.float32),
             settings=sampling.decode_settings(
-                task.settings.chat.stop_ids, task.settings.budgets.max_new_tokens
+                task.settings.chat.stop_ids,
+                task.settings.budgets.max_new_tokens,
+                task.settings.chat.stops,
             ),
         )

@@ -33,6 +33,7 @@ from ragen_jax.model.template import (
     parse_chat_template,
 )
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.stops import END_OF_REASONING, Stops, find_end, make_stops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,7 +48,8 @@ PROMPTS = ("full", "terse")
 
 Spans = tuple[Span, ...]
 
-_CLOSE = b"</think>"
+_CLOSE = END_OF_REASONING
+ANSWER_ENDS = ("</answer>", "</tool_call>")  # texts after which nothing of a reply is read
 
 _REPLY_FORMAT = (
     "Think first, then act. Answer in the form "
@@ -91,6 +93,8 @@ class ChatFormat:
     max_actions: int  # per episode
     window: int = 1  # turns that context "window" shows, including the current turn; at least 1
     max_prompt: int = 0  # tokens above which a prompt drops its oldest turns; 0: no limit
+    stop: tuple[str, ...] = ()  # stop strings: texts after the reasoning that end a reply
+    strict: bool = True  # whether text after </answer> makes a reply invalid
 
     def __post_init__(self) -> None:
         if self.context not in CONTEXTS:
@@ -115,6 +119,7 @@ class Chat:
     system: str | None = None  # text of the system message; None: no system message
     opening: tuple[int, ...] = ()  # ids at the end of every prompt, which the reply continues
     images: ImageSource = NO_IMAGES  # the images that messages show
+    stops: Stops | None = None  # the stop strings of the format; None: there are none
 
     def check_images(self, observation: str | Observation) -> None:
         """Raise PromptError for an image that the model cannot process."""
@@ -256,8 +261,12 @@ class Chat:
         close = text.find(_CLOSE)
         if close < 0:
             return Reply((0, 0), (0, 0), (), False)
+        # The token that ends a stop string may go on with other text.
+        cuts = (*self._stop_texts, *(() if self.format.strict else ANSWER_ENDS))
+        text = text[: find_end(text, cuts)]
         reasoning, rest = token_span(ends, 0, close), close + len(_CLOSE)
-        # The answer must follow the first </think>, and nothing may follow the answer.
+        # The answer must follow the first </think>, and nothing may follow the answer (except after
+        # a stop string, or unless format.strict).
         inside = enclosed(text, rest, b"answer")
         if inside is None and self.template.tools:
             call = enclosed(text, rest, b"tool_call")
@@ -279,6 +288,17 @@ class Chat:
         ]
         actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
+
+    @property
+    def _stop_texts(self) -> tuple[str, ...]:
+        return self.stops.texts if self.stops else ()
+
+    def ends_reply(self, sampled: Sequence[int] | np.ndarray) -> bool:
+        """Return whether a reply ended by itself: by a stop token or a stop string."""
+        if not len(sampled):
+            return False
+        by_text = self.stops is not None and self.stops.have_ended(sampled)
+        return int(sampled[-1]) in self.stop_ids or by_text
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of token ids, stop tokens included."""
@@ -365,7 +385,7 @@ def make_chat(
       ValueError: a tokenizer that is not byte-level, or a chat template that cannot be parsed.
     """
     pieces = token_bytes(tokenizer)
-    system = None
+    system, stops = None, None
     tools = environment.tools if isinstance(environment, ToolEnvironment) else ()
     if format.prompt == "full":
         rules = _TOOL_REPLY_FORMAT if tools else _TEXT_REPLY_FORMAT
@@ -380,6 +400,9 @@ def make_chat(
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
+    if format.stop:
+        calls = ("</tool_call>",) if tools else ()
+        stops = make_stops(pieces, tuple(dict.fromkeys((*format.stop, *calls))))
     return Chat(
         template=template,
         token_bytes=pieces,
@@ -390,6 +413,7 @@ def make_chat(
         actions=environment.actions,
         system=system,
         images=images,
+        stops=stops,
     )
 
 

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain
 from ragen_jax.core.types import Array, Params
@@ -56,6 +55,7 @@ class DecodeBatch:
     keys_B: jax.Array  # the result of `episode_keys`
     # int32, with images: `ImageTable.shift` of the tokens before the last; None: without images
     shift_B: Array | None = None
+    stop_B: Array | None = None  # int32, state of the stop strings (stops.py); None: there are none
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "positions"))
@@ -162,12 +162,11 @@ def decode_chunk(
     """
     length_B, keys_B = batch.length_B, batch.keys_B
     B, V, C = length_B.shape[0], model.config.vocab_size, settings.max_tokens
-    stop_V = jnp.asarray(np.isin(np.arange(V), settings.stop_ids))
     memory = _memory(pages, length_B)
     position_B = length_B if batch.shift_B is None else length_B + batch.shift_B
 
     def body(carry):
-        index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
+        index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B, state_B = carry
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index, jnp.int32))
         position_B1 = (position_B + index)[:, None]
         new = hidden_and_kv(model, params, token_B[:, None], position_B1, (*memory, reply))
@@ -179,10 +178,11 @@ def decode_chunk(
         token_B = jnp.where(done_B, 0, drawn).astype(jnp.int32)
         logp_B = jnp.where(done_B, 0.0, logp_B)
         count_B = count_B + ~done_B
-        done_B = done_B | stop_V[token_B] | (index + 1 >= batch.budget_B)
+        state_B, stops_B = settings.follow(state_B, token_B, V)
+        done_B = done_B | stops_B | (index + 1 >= batch.budget_B)
         tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], index, axis=1)
         logp_BC = jax.lax.dynamic_update_slice_in_dim(logp_BC, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B
+        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B, state_B
 
     k, v = pages[0]
     carry = (
@@ -194,9 +194,10 @@ def decode_chunk(
         jnp.zeros((B, C), jnp.int32),
         jnp.zeros((B, C), jnp.float32),
         jnp.zeros(B, jnp.int32),
+        jnp.zeros(B, jnp.int32) if batch.stop_B is None else batch.stop_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < C) & ~c[2].all(), body, carry)
-    *_, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
+    *_, reply_k, reply_v, tokens_BC, logp_BC, count_B, _ = carry
     return (
         _lay_out((reply_k, reply_v)),
         constrain(tokens_BC, "rows", None),

@@ -26,6 +26,7 @@ from ragen_jax.rollout.env_calls import (
     act,
 )
 from ragen_jax.rollout.sample import DecodeSettings
+from ragen_jax.rollout.stops import Stops
 
 PROMPT_ERROR = PromptError.__name__  # first word of the `Episode.error` of an unusable prompt
 
@@ -48,11 +49,14 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def decode_settings(self, stop_ids: tuple[int, ...], max_tokens: int) -> DecodeSettings:
+    def decode_settings(
+        self, stop_ids: tuple[int, ...], max_tokens: int, stops: Stops | None = None
+    ) -> DecodeSettings:
         """Return the settings of the decoding loop, which do not include the temperature."""
         return DecodeSettings(
             max_tokens=max_tokens,
             stop_ids=stop_ids,
+            stops=stops,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,

@@ -24,6 +24,7 @@ from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, empty_page, fold
 from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.slots import NOTHING, common
+from ragen_jax.rollout.stops import Stops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ def expected_programs(
     max_new_tokens: int,
     sampling: Sampling,
     stop_ids: tuple[int, ...],
+    stops: Stops | None = None,
 ) -> list[ExpectedProgram]:
     """List the programs that `play_in_slots` can need on the mesh in use.
 
@@ -130,7 +132,7 @@ def expected_programs(
     pieces = sorted(alone | {sizes.piece(n) for n in lengths.news})
     found = [reading(0, [], piece) for piece in sorted(alone)]
     cut = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
-    settings = {"settings": sampling.decode_settings(stop_ids, sizes.chunk)}
+    settings = {"settings": sampling.decode_settings(stop_ids, sizes.chunk, stops)}
     number, heat = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     for rows in sizes.rows[::-1]:
         B = count * rows
@@ -138,7 +140,8 @@ def expected_programs(
         keys = _rows((B,), jax.random.key(0).dtype)
         for used, before in enumerate([0, *ends[:-1]], 1):
             cached = [of[size] for size in pages[:used]]
-            batch = DecodeBatch(*[_ints(B)] * 4, keys_B=keys)
+            stop_B = None if stops is None else _ints(B)
+            batch = DecodeBatch(*[_ints(B)] * 4, keys_B=keys, stop_B=stop_B)
             args = model, params, cached, batch, heat
             name = f"decode_chunk of {B} rows after {used} pages, {cut}"
             found.append(ExpectedProgram(name, decode_chunk, args, settings))

@@ -29,6 +29,7 @@ from ragen_jax.rollout.chunks import (
     read,
 )
 from ragen_jax.rollout.episode import Sampling
+from ragen_jax.rollout.stops import Stops
 
 PIECE = 256  # maximum tokens of a row that are read in a call
 QUARTERS = (1, 2, 4)  # piece lengths, in quarters of the longest piece
@@ -190,7 +191,11 @@ class Cache:
                 part.sort(key=lambda n: -len(n.tokens))
 
     def decode(
-        self, batch: DecodeBatch, sampling: Sampling, stop_ids: tuple[int, ...]
+        self,
+        batch: DecodeBatch,
+        sampling: Sampling,
+        stop_ids: tuple[int, ...],
+        stops: Stops | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Decode a chunk of every running reply.
 
@@ -220,6 +225,7 @@ class Cache:
             budget_B=place_rows(np.asarray(batch.budget_B)),
             keys_B=batch.keys_B,
             shift_B=None if batch.shift_B is None else place_rows(np.asarray(batch.shift_B)),
+            stop_B=None if batch.stop_B is None else place_rows(np.asarray(batch.stop_B)),
         )
         new, tokens_BC, logp_BC, count_B = decode_chunk(
             self.model,
@@ -227,7 +233,7 @@ class Cache:
             self.pages[: self._needed(max(longest, 1))],
             placed,
             np.float32(sampling.temperature),
-            settings=sampling.decode_settings(stop_ids, chunk),
+            settings=sampling.decode_settings(stop_ids, chunk, stops),
         )
         each = place_rows(np.tile(np.arange(self.rows, dtype=np.int32), self.shards))
         self._fold(new, placed.length_B, count_B, each, -least, end)

@@ -159,7 +159,9 @@ def _sample_replies(
         keys_B,
         place_rows(np.where(real, max_new_tokens, 0).astype(np.int32)),
         np.float32(sampling.temperature),
-        settings=sampling.decode_settings(settings.chat.stop_ids, max_new_tokens),
+        settings=sampling.decode_settings(
+            settings.chat.stop_ids, max_new_tokens, settings.chat.stops
+        ),
     )
     tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
     return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply

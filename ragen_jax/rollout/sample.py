@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
-from ragen_jax.core.types import Params
+from ragen_jax.core.types import Array, Params
 from ragen_jax.model.attention import Layers, Segment, append
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
+from ragen_jax.rollout.stops import Stops
 
 
 @flax.struct.dataclass
@@ -38,7 +39,7 @@ class Sampled:
 
     tokens_BT: jax.Array  # int32, 0 after the end
     logp_BT: jax.Array  # float32, under the distribution sampled from; 0 after the end
-    count_B: jax.Array  # int32, sampled tokens, the stop token included
+    count_B: jax.Array  # int32, sampled tokens, the stop token or stop string included
     reply: Segment  # keys and values of all sampled tokens but the last
 
 
@@ -48,9 +49,19 @@ class DecodeSettings:
 
     max_tokens: int  # largest number of tokens that a call samples in a row
     stop_ids: tuple[int, ...]  # ids that end a reply
+    stops: Stops | None = None  # texts that end a reply; None: no such texts
     top_k: int = 0  # these three: see `truncate`
     top_p: float = 1.0
     min_p: float = 0.0
+
+    def follow(self, state_B: jax.Array, token_B: jax.Array, V: int) -> tuple[Array, Array]:
+        """Return (state of the stop strings after a token, whether the token ends its reply)."""
+        # Use a table: some tokenizers have hundreds of stop ids, too many to compare with each.
+        done_B = jnp.asarray(np.isin(np.arange(V), self.stop_ids))[token_B]
+        if self.stops is None:
+            return state_B, done_B
+        state_B = jnp.asarray(self.stops.table(V))[state_B, token_B].astype(jnp.int32)
+        return state_B, done_B | (state_B == self.stops.ended)
 
     def filter_logits(self, logits_BV: jax.Array) -> jax.Array:
         """Set logits outside the kept set to -inf."""
@@ -285,37 +296,38 @@ def decode(
       temperature: traced scalar > 0.
 
     Returns:
-      The replies; a reply without a stop token was truncated by its budget.
+      The replies; a reply without a stop token or stop string was truncated by its budget.
     """
     B, (N, V), T = keys_B.shape[0], logits_NV.shape, settings.max_tokens
     start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
-    # Use a table: some tokenizers have hundreds of stop ids, too many to compare with each.
-    stop_V = jnp.asarray(np.isin(np.arange(V), settings.stop_ids))
 
-    def draw(index, logits_BV, done_B):
+    def draw(index, logits_BV, done_B, state_B):
         scaled_BV = settings.filter_logits(logits_BV / temperature)
         token_B, logp_B = choose(scaled_BV, noise(keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
-        done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
-        return token_B, jnp.where(alive_B, logp_B, 0.0), done_B
+        state_B, stops_B = settings.follow(state_B, token_B, V)
+        done_B = done_B | stops_B | (index + 1 >= budget_B)
+        return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, state_B
 
     def body(carry):
-        index, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B = carry
+        index, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B, state_B = carry
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
         hidden, (k, v) = hidden_and_kv(
             model, params, token_B[:, None], (start_B + index - 1)[:, None], (segment, reply)
         )
         reply_k, reply_v = put(reply_k, k, index - 1), put(reply_v, v, index - 1)
         count_B = count_B + ~done_B
-        token_B, logp_B, done_B = draw(index, output_logits(params, hidden[:, 0]), done_B)
+        logits_BV = output_logits(params, hidden[:, 0])
+        token_B, logp_B, done_B, state_B = draw(index, logits_BV, done_B, state_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
         logp_BT = jax.lax.dynamic_update_slice_in_dim(logp_BT, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B
+        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B, state_B
 
     done_B = budget_B <= 0
     count_B = (~done_B).astype(jnp.int32)
-    token_B, logp_B, done_B = draw(0, jnp.repeat(logits_NV, B // N, axis=0), done_B)
+    logits_BV = jnp.repeat(logits_NV, B // N, axis=0)
+    token_B, logp_B, done_B, state_B = draw(0, logits_BV, done_B, jnp.zeros(B, jnp.int32))
     carry = (
         jnp.int32(1),
         token_B,
@@ -325,9 +337,10 @@ def decode(
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,
+        state_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
-    _, _, _, reply_k, reply_v, tokens_BT, logp_BT, count_B = carry
+    _, _, _, reply_k, reply_v, tokens_BT, logp_BT, count_B, _ = carry
     reply = Segment(k=reply_k, v=reply_v, length_N=jnp.maximum(count_B - 1, 0))
     return Sampled(
         tokens_BT=constrain(tokens_BT, "rows", None),

@@ -55,6 +55,7 @@ class _Slot:
     token: int = 0  # the next token, not in the cache yet
     shift: int = 0  # `ImageTable.shift` of the tokens in the cache
     tokens_left: int = 0  # tokens that its reply may still get; 0: no reply is running
+    stop_state: int = 0  # state of the stop strings after the sampled tokens
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
 
@@ -201,6 +202,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
             room.max_new_tokens,
         )
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
+        slot.stop_state = 0
         slot.shift = chat.images.shift(before)
         shard, row = divmod(index, cache.rows)
         if start == len(before):
@@ -238,6 +240,7 @@ def _decode(
         [len(play.turns) if play else 0 for play in plays],
     )
     shift_B = np.array([slot.shift for slot in table], np.int32)
+    stop_B = np.array([slot.stop_state for slot in table], np.int32)
     batch = DecodeBatch(
         token_B=np.array([slot.token for slot in table], np.int32),
         length_B=np.array([len(slot.cached_ids) for slot in table], np.int32),
@@ -245,8 +248,9 @@ def _decode(
         budget_B=np.array([slot.tokens_left for slot in table], np.int32),
         keys_B=keys_B,
         shift_B=None if chat.images.tower is None else shift_B,
+        stop_B=stop_B if chat.stops else None,
     )
-    found = cache.decode(batch, sampling, chat.stop_ids)
+    found = cache.decode(batch, sampling, chat.stop_ids, chat.stops)
     if found is None:
         return []
     tokens_BC, logp_BC, count_B = found
@@ -259,7 +263,11 @@ def _decode(
         slot.sampled = np.concatenate([slot.sampled, new])
         slot.logp = np.concatenate([slot.logp, logp_C[:count]])
         slot.token = last
-        slot.tokens_left = 0 if last in chat.stop_ids else slot.tokens_left - int(count)
+        ended = last in chat.stop_ids
+        if chat.stops:
+            slot.stop_state = chat.stops.advance(slot.stop_state, new)
+            ended |= slot.stop_state == chat.stops.ended
+        slot.tokens_left = 0 if ended else slot.tokens_left - int(count)
         if not slot.tokens_left:
             slot.awaiting_env = True
             stopped.append(slot)

@@ -28,7 +28,8 @@ from ragen_jax.envs.types import IMAGE
 from ragen_jax.model.template import ASKED_TO_THINK, Template
 from ragen_jax.rollout.chat import Chat
 
-CLOSED, OTHER_STOP, TRUNCATED = "closed", "other stop", "truncated"  # how a reply ends
+# How a reply ends.
+CLOSED, OTHER_STOP, STOP_STRING, TRUNCATED = "closed", "other stop", "stop string", "truncated"
 
 # Content of a message: text, or a tuple of its text parts and images (None).
 Content = str | tuple[str | None, ...]
@@ -56,8 +57,8 @@ def transcript(
         prompt's ids, with each image counted as one token.
       reply_exact: whether tokenizing the last message, without the part already in the prompt,
         gives the sampled ids without a stop token.
-      end: "closed" (by the template's stop token), "other stop", or "truncated" (without a stop
-        token, at rollout.max_new_tokens).
+      end: "closed" (by the template's stop token), "other stop" (another stop token), "stop string"
+        (rollout.stop), or "truncated" (at rollout.max_new_tokens).
     """
     opening = chat.text(chat.opening)
     lead, added = chat.template.lead + opening, chat.template.added + opening
@@ -75,8 +76,6 @@ def transcript(
     prompt = turn.prompt
     if any(earlier.images for earlier in (*shown, turn)):
         prompt = images_as_one(prompt, len(chat.token_bytes), chat.template.image_pad)
-    stopped = len(reply_ids) < len(turn.sampled)
-    closed = stopped and turn.sampled[-1] == chat.close_id
     return {
         "messages": [*messages, _message("assistant", lead + reply)],
         **({"tools": list(chat.template.tools)} if chat.template.tools else {}),
@@ -84,8 +83,15 @@ def transcript(
         "added": added,
         "prompt_exact": np.array_equal(asked, prompt),
         "reply_exact": np.array_equal(_encode(chat.template, reply), reply_ids),
-        "end": CLOSED if closed else OTHER_STOP if stopped else TRUNCATED,
+        "end": _end(chat, turn),
     }
+
+
+def _end(chat: Chat, turn: Turn) -> str:
+    """Return how a turn's reply ends."""
+    if len(_reply_ids(chat, turn)) < len(turn.sampled):
+        return CLOSED if turn.sampled[-1] == chat.close_id else OTHER_STOP
+    return STOP_STRING if chat.ends_reply(turn.sampled) else TRUNCATED
 
 
 def image_files(turn: Turn, folder: str = "") -> list[str]:

@@ -274,6 +274,7 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "env.context": "single_turn",
         "env.prompt": "terse",
         "env.format_penalty": -1.0,
+        "rollout.stop": (),
         "rollout.max_new_tokens": 22,
         "algorithm.kl_coef": 0.0,
         "optimizer.learning_rate": 1e-4,

@@ -47,6 +47,7 @@ BEYOND = {
     "rollout.temperature": (0.0, -1.0, 100.5),
     "rollout.max_new_tokens": (0, 10**6),
     "rollout.save_every": (-1,),
+    "rollout.stop": (("",), (5,), "</answer>"),
     "collect.max_rounds": (0,),
     "collect.explore": (0.0, 1.5),
     "collect.explore_least": (0.0, 1.5),
@@ -127,7 +128,7 @@ BEYOND = {
     "warmstart.success": (-0.1, 1.1),
     "warmstart.max_updates": (0,),
 }
-FREE_TEXT = ("model.path",)  # any text may be a name
+FREE_TEXT = ("model.path", "rollout.stop")  # any text may be a name or a stop string
 
 
 def put(config, name, value):
@@ -162,7 +163,7 @@ def bad_values():
     for name, value in leaves(base.get_config()).items():
         kind = type(value) if isinstance(value, tuple(BAD)) else dict
         for bad in (*BAD[kind], *BEYOND.get(name, ())):
-            if not (name in FREE_TEXT and bad == "no such name"):
+            if not (name in FREE_TEXT and bad in ("no such name", ("no such name",))):
                 yield name, bad
 
 

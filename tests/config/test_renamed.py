@@ -108,3 +108,11 @@ def test_the_folder_of_a_run_with_removed_fields_is_resumed(tmp_path, capsys):
         "has config.regimes.low=0.6, config.regimes.length.fall=0.4, which are constants now"
         in (capsys.readouterr().out)
     )
+
+
+def test_a_run_from_before_stop_strings_keeps_its_replies(tmp_path):
+    old = base.get_config().to_dict()
+    del old["rollout"]["stop"]
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert base.get_config().rollout.stop == ("</answer>",)
+    assert read_run_config(tmp_path).rollout.stop == ()

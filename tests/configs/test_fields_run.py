@@ -305,6 +305,9 @@ RUNS = {
         ),
         along=LAKES,
     ),
+    "rollout.stop": Entry(
+        ("</answer>",), lambda _, o: any(t["end"] == "stop string" for t in turns(o))
+    ),
     "env.context": Entry("window", continues, {"steps": 1}),
     "env.window": Entry(
         2,

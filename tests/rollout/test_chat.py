@@ -789,3 +789,41 @@ def test_bad_arguments_are_named(tokenizer):
         terse(tokenizer, prompt="long")
     with pytest.raises(ValueError, match="has no chat template"):
         terse(bpe(template=None))
+
+
+# ---- text after the answer ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", " ", " and more", "<answer>Down</answer>", ".\n\nUser: go"])
+def test_text_after_an_answer(tokenizer, more):
+    """It is invalid, unless the reply ends at a stop string or the form is not strict."""
+    reply = encode(tokenizer, f"so</think><answer>Up</answer>{more}")
+    strict, ends, lenient = (
+        terse(tokenizer, **changes) for changes in ({}, {"stop": ("</answer>",)}, {"strict": False})
+    )
+    assert strict.read(reply).valid == (not more.strip())
+    for chat in (ends, lenient):
+        found = chat.read(reply)
+        assert found.valid and found.actions == ("Up",)
+        assert found.reasoning == strict.read(reply[: found.answer[1] + 1]).reasoning
+    assert ends.ends_reply(reply) and not lenient.ends_reply(reply)
+    assert not ends.ends_reply([]) and not ends.ends_reply(reply[: found.answer[1]])
+
+
+def test_a_token_that_goes_on_after_the_answer_ends_it(tokenizer):
+    """In some tokenizers, one token holds the end of the answer and a full stop."""
+    family = bpe(((">", "."),))
+    reply = encode(family, "so</think><answer>Up</answer>.")
+    assert family.convert_ids_to_tokens(reply)[-1] == ">."
+    assert not terse(family).read(reply).valid
+    chat = terse(family, stop=("</answer>",))
+    assert chat.read(reply).actions == ("Up",) and chat.read(reply).valid
+    assert chat.ends_reply(reply) and not chat.ends_reply(reply[:-1])
+
+
+def test_stop_strings_count_after_the_reasoning_only(tokenizer):
+    chat = terse(tokenizer, stop=("</answer>",))
+    quoting = encode(tokenizer, "in the form <answer>x</answer> so</think><answer>Up</answer>")
+    found = chat.read(quoting)
+    assert found.valid and found.actions == ("Up",)
+    assert not chat.ends_reply(encode(tokenizer, "in the form <answer>x</answer> so"))

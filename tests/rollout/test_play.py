@@ -20,6 +20,7 @@ from ragen_jax.rollout import sample
 from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, make_chat
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.transcript import transcript
 
 BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 GROWING = 3  # turns; each has separate programs
@@ -74,6 +75,29 @@ def test_layout_and_compaction_do_not_change_episodes(agent, context):
     # The comparison is meaningful: episodes differ from each other, and some are long.
     assert len({e.turns[0].sampled.tobytes() for e in wide}) > 16
     assert max(len(e.turns) for e in wide) == (GROWING if context == "full" else 5)
+
+
+@pytest.mark.parametrize(
+    "served", [{}, pytest.param({"slots": 8, "chunk": 5}, marks=pytest.mark.medium)]
+)
+def test_a_stop_string_ends_replies_where_they_would_go_on(agent, served):
+    """The same draws, cut after </answer>: first turns are prefixes, and mean the same."""
+    seeds = [7, 8, 9, 10]
+    whole = play(agent, seeds, group_size=4, **served)
+    cut = play(agent, seeds, group_size=4, limits={"stop": ("</answer>",)}, **served)
+    chat = chat_of(agent, "single_turn", stop=("</answer>",))
+    shorter = 0
+    for a, b in zip(whole, cut, strict=True):
+        long, short = a.turns[0], b.turns[0]
+        n = len(short.sampled)
+        np.testing.assert_array_equal(long.sampled[:n], short.sampled)
+        np.testing.assert_allclose(long.logp[:n], short.logp, atol=1e-5)
+        assert (short.reasoning, short.answer) == (long.reasoning, long.answer)
+        if short.valid:
+            assert short.actions == long.actions and chat.text(short.sampled).endswith("</answer>")
+            assert transcript(chat, [], short)["end"] == "stop string"
+        shorter += n < len(long.sampled)
+    assert shorter >= 8
 
 
 @pytest.mark.parametrize("context", ["single_turn", "full"])
