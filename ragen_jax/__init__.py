@@ -4,6 +4,10 @@ EXPORTS lists the public API. Its modules, and JAX, are imported on first use:
 
     model, params, tokenizer = ragen_jax.load_model("DIR")
     figures = ragen_jax.mutual_information(model, params, tokenizer, prompts, reasonings)
+
+The commands are functions as well (ragen_jax/api.py):
+
+    run = ragen_jax.train("sokoban", workdir="runs/first")
 """
 
 import importlib
@@ -17,6 +21,11 @@ if TYPE_CHECKING:
     from ragen_jax.algorithm.filter import group_scores as group_scores
     from ragen_jax.algorithm.filter import select_groups as select_groups
     from ragen_jax.algorithm.filter import select_members as select_members
+    from ragen_jax.api import Run as Run
+    from ragen_jax.api import evaluate as evaluate
+    from ragen_jax.api import report as report
+    from ragen_jax.api import score as score
+    from ragen_jax.api import train as train
     from ragen_jax.diagnostics.cross_scoring import cross_score as cross_score
     from ragen_jax.diagnostics.flow import flow_metrics as flow_metrics
     from ragen_jax.diagnostics.information import information_metrics as information_metrics
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 EXPORTS = {  # name: (module, attribute)
+    "Run": ("ragen_jax.api", "Run"),
     "bi_level_gae": ("ragen_jax.algorithm.advantage", "bi_level_gae"),
     "confidence_intervals": ("ragen_jax.diagnostics.intervals", "confidence_intervals"),
     "cross_score": ("ragen_jax.diagnostics.cross_scoring", "cross_score"),
@@ -50,8 +60,13 @@ EXPORTS = {  # name: (module, attribute)
     "within_metrics": ("ragen_jax.diagnostics.information", "within_metrics"),
 }
 
+# Commands that are functions as well: calling the module calls the function of ragen_jax.api.
+CALLABLE_MODULES = ("train", "evaluate", "report", "score")
+
 
 def __getattr__(name: str) -> Any:
+    if name in CALLABLE_MODULES:
+        return importlib.import_module(f"ragen_jax.{name}")
     if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = EXPORTS[name]
@@ -61,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *EXPORTS})
+    return sorted({*globals(), *EXPORTS, *CALLABLE_MODULES})

@@ -30,6 +30,7 @@ from ragen_jax.config.fields import unused_fields, warning
 from ragen_jax.config.load import load_config
 from ragen_jax.config.stored import fields_of, read_run_config
 from ragen_jax.configs.base import Config
+from ragen_jax.core.callable_module import make_callable
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
@@ -157,6 +158,37 @@ def write_evaluation(path: Path, config: Config, names: Sequence[str], metrics: 
     console(f"written: {path}")
 
 
+def evaluate_policy(config: Config, policy: Policy, samples: int) -> Metrics:
+    """Play the held-out problems, and cross-score their reasoning.
+
+    Args:
+      policy: ready for sampling.
+      samples: episodes per problem.
+
+    Returns:
+      eval/* and collapse/* metrics.
+    """
+    with jax.set_mesh(build_meshes(config)[1]):
+        model, params, tasks = policy.model, policy.params, policy.tasks
+        metrics, episodes_E = evaluate(model, params, tasks, samples=samples)
+        enter_phase("cross-scoring the reasoning")
+        metrics_E = [
+            collapse_metrics(
+                model,
+                tasks[index].seen(params, episodes),
+                [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
+                ScopeSizes(
+                    first_turn_samples=config.diagnose.first_turn_samples,
+                    trajectory_samples=config.diagnose.trajectory_samples,
+                    micro_batch=config.diagnose.micro_batch,
+                ),
+                ScopeKey(seed=config.eval.seed, step=0, environment=index),
+            )
+            for index, episodes in enumerate(episodes_E)
+        ]
+        return metrics | combine_metrics(tasks, metrics_E)
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
@@ -182,25 +214,7 @@ def main(argv: Sequence[str]) -> None:
             out = out or workdir / f"evaluation_step_{trained.step:06d}.json"
         else:
             config, policy = of_model(MODEL.value or "", names)
-    with jax.set_mesh(build_meshes(config)[1]):
-        model, params, tasks = policy.model, policy.params, policy.tasks
-        metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
-        enter_phase("cross-scoring the reasoning")
-        metrics_E = [
-            collapse_metrics(
-                model,
-                tasks[index].seen(params, episodes),
-                [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
-                ScopeSizes(
-                    first_turn_samples=config.diagnose.first_turn_samples,
-                    trajectory_samples=config.diagnose.trajectory_samples,
-                    micro_batch=config.diagnose.micro_batch,
-                ),
-                ScopeKey(seed=config.eval.seed, step=0, environment=index),
-            )
-            for index, episodes in enumerate(episodes_E)
-        ]
-        metrics |= combine_metrics(tasks, metrics_E)
+    metrics = evaluate_policy(config, policy, SAMPLES.value)
     if GRADIENTS.value:  # --workdir is set, as checked above
         gradients = checkpoint_gradients(config, workdir, policy, trained.step)
         write_gradients(workdir, trained.step, gradients)
@@ -211,6 +225,8 @@ def main(argv: Sequence[str]) -> None:
         if out:
             write_evaluation(out, config, names, metrics)
 
+
+make_callable(__name__, "evaluate")
 
 if __name__ == "__main__":
     CONFIG = command.define_config()

@@ -24,6 +24,7 @@ from ragen_jax.storage.writers import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 ACROSS = 3  # maximum number of charts in a row
@@ -49,28 +50,24 @@ def select_charts(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Cha
 
 def draw(runs: Sequence[RunRecord], charts: Sequence[Chart], out: Path) -> None:
     """Draw the charts and write the picture to `out`."""
-    import matplotlib
+    save_figure(draw_figure(runs, charts), out, dpi=150)
 
-    matplotlib.use("Agg")  # needs no screen
-    import matplotlib.pyplot as plt
+
+def draw_figure(runs: Sequence[RunRecord], charts: Sequence[Chart]) -> "Figure":
+    """Return a figure with the charts. It belongs to no window, so it needs no screen."""
+    from matplotlib.figure import Figure
 
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})
     columns = [timelines.columns(run.rows, steps) for run in runs]
     across = min(ACROSS, len(charts))
     down = math.ceil(len(charts) / across)
-    fig, axes = plt.subplots(
-        down,
-        across,
-        figsize=(SIZE[0] * across, SIZE[1] * down),
-        layout="constrained",
-        squeeze=False,
-    )
+    fig = Figure(figsize=(SIZE[0] * across, SIZE[1] * down), layout="constrained")
+    axes = fig.subplots(down, across, squeeze=False)
     for axis, chart in zip(axes.flat, charts, strict=False):
         _chart(axis, chart, runs, columns, steps)
     for axis in axes.flat[len(charts) :]:
         axis.set_axis_off()
-    save_figure(fig, out, dpi=150)
-    plt.close(fig)
+    return fig
 
 
 def _chart(

@@ -11,7 +11,7 @@ training resumes from its newest checkpoint.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -22,6 +22,8 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config.fields import unused_fields, warning
 from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config
+from ragen_jax.core.callable_module import make_callable
+from ragen_jax.core.types import Metrics
 from ragen_jax.programs.monitor import monitor_compilation
 from ragen_jax.programs.precompile import start_programs
 from ragen_jax.report.page import write_report
@@ -46,6 +48,7 @@ def train(
     repair: bool = False,
     strict: bool = False,
     stall_timeout: float = STALL_TIMEOUT,
+    on_step: Callable[[Metrics], None] | None = None,
 ) -> int:
     """Start or resume the training run in `workdir`; return the exit code.
 
@@ -53,6 +56,7 @@ def train(
       repair: whether to resume even if lines of metrics.jsonl are damaged or lost.
       strict: whether to refuse to resume if versions, devices, code or files have changed.
       stall_timeout: with several processes, seconds without progress after which all exit.
+      on_step: called with each row of metrics when it is written.
 
     Raises:
       DiskRefused: the disk failed for longer than checkpoint.disk_retry_seconds, or the folder
@@ -62,7 +66,13 @@ def train(
         config = load_config(config, workdir)
     with open_run(config, workdir) as folder, monitor_compilation() as compiling:
         run, learner, state = start(
-            config, folder, compiling, write_report, repair=repair, strict=strict
+            config,
+            folder,
+            compiling,
+            write_report,
+            repair=repair,
+            strict=strict,
+            on_step=on_step,
         )
         exit_code = 1  # if `learn` raises
         if jax.process_count() > 1:
@@ -123,6 +133,13 @@ def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
     return 0
 
 
+def default_workdir(config: ConfigDict | Config) -> Path:
+    """Make and return a new folder in runs/, named by the environment and the time."""
+    name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
+        return new_folder(Path("runs"), name)
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
     with command.bad_input():
@@ -138,9 +155,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         config = load_config(CONFIG.value, workdir)
         if workdir is None:
-            name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-            with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
-                workdir = new_folder(Path("runs"), name)
+            workdir = default_workdir(config)
     devices = jax.devices()
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
@@ -152,6 +167,8 @@ def main(argv: Sequence[str]) -> None:
         train(config, workdir, repair=REPAIR.value, strict=STRICT.value, stall_timeout=STALL.value)
     )
 
+
+make_callable(__name__, "train")
 
 if __name__ == "__main__":
     CONFIG = command.define_config()

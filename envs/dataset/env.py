@@ -30,7 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.dataset.functions import Outcome, convert_reward, convert_step, user_function
+from ragen_jax.envs.dataset.functions import (
+    Outcome,
+    convert_reward,
+    convert_step,
+    reward_function,
+    user_function,
+)
 from ragen_jax.envs.dataset.rows import Rows, file_source, hub_source, load_rows, prompt_identity
 from ragen_jax.envs.dataset.tools import Tools, is_call
 from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
@@ -116,7 +122,7 @@ class Dataset:
             raise ValueError(f"give path, a file, or hub, a data set: got {path!r} and {hub!r}")
         if not reward and not step:
             raise ValueError("reward must be MODULE:FUNCTION of (prompt, reply, row), got ''")
-        self._reward = user_function("reward", reward, "prompt", "reply", "row") if reward else None
+        self._reward = reward_function(reward) if reward else None
         self._step = user_function("step", step, "messages", "row") if step else None
         self._tools = Tools("tools", tools) if tools else None
         # The chat format shows them (envs.types.ToolEnvironment).

@@ -1,7 +1,8 @@
 """The user's functions: how they are called, and what they may return."""
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,84 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
     except ValueError:  # no signature, as for some functions written in C
         return function
     return function
+
+
+def reward_function(value: str) -> Callable[[Any, str, dict[str, Any]], Any]:
+    """Return the reward function MODULE:FUNCTION as a function of (prompt, reply, row).
+
+    Functions of other trainers are accepted as they are, recognized by the names of their
+    parameters. The reply is the text in <answer>.
+
+    - verl: (data_source, solution_str, ground_truth, extra_info). The row's columns of these names
+      are passed; ground_truth may be in the row's reward_model, as in verl's files.
+    - TRL: (completions, ..., **columns), with a list of one completion and of one value for each
+      column: texts, or lists of messages if the prompt is a list of messages.
+
+    Raises:
+      ValueError: it cannot be imported, or has other parameters.
+    """
+    function = function_of("reward", value)
+    names = _parameters(function)
+    if {"solution_str", "ground_truth"} <= names.keys():
+        return functools.partial(_call_verl, function, names)
+    if "completions" in names:
+        return functools.partial(_call_trl, function, names)
+    return user_function("reward", value, "prompt", "reply", "row")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; {} if it has no signature."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:  # as for some functions written in C
+        return {}
+
+
+def _accepted(names: Mapping[str, inspect.Parameter], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function with these parameters accepts."""
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _call_verl(
+    function: Callable[..., Any],
+    names: Mapping[str, inspect.Parameter],
+    prompt: Any,
+    reply: str,
+    row: dict[str, Any],
+) -> Any:
+    stored = row.get("reward_model")
+    truth = stored.get("ground_truth") if isinstance(stored, Mapping) else None
+    arguments = {
+        "data_source": row.get("data_source", ""),
+        "solution_str": reply,
+        "ground_truth": row.get("ground_truth", truth),
+        "extra_info": row.get("extra_info"),
+    }
+    value = function(**_accepted(names, arguments))
+    if isinstance(value, Mapping) and "score" in value and "reward" not in value:
+        return {"reward": value["score"]} | {k: x for k, x in value.items() if k != "score"}
+    return value
+
+
+def _call_trl(
+    function: Callable[..., Any],
+    names: Mapping[str, inspect.Parameter],
+    prompt: Any,
+    reply: str,
+    row: dict[str, Any],
+) -> Any:
+    completion = [{"role": "assistant", "content": reply}] if isinstance(prompt, list) else reply
+    arguments = {name: [value] for name, value in row.items()}
+    arguments |= {"prompts": [prompt], "completions": [completion]}
+    values = function(**_accepted(names, arguments))
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 1:
+        raise TypeError(
+            f"a reward function of completions must return a list with one number for each of "
+            f"them; for one completion it returned {_preview(values)}"
+        )
+    return values[0]
 
 
 def convert_reward(value: Any, name: str, threshold: float) -> Outcome:

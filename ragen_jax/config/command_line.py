@@ -2,7 +2,9 @@
 input."""
 
 import contextlib
+import contextvars
 import datetime
+import importlib.util
 import os
 import re
 import sys
@@ -111,6 +113,24 @@ def _default(argv: Sequence[str]) -> str:
     if workdir and (Path(workdir) / "config.json").exists():
         return f"{RUN_CONFIG}:{workdir}"
     return DEFAULT_CONFIG
+
+
+def find_config(value: str) -> ConfigDict:
+    """Return the config that --config=`value` names, such as "sokoban:tiny+ppo".
+
+    Raises:
+      ValueError: the value is neither the name of a config nor an existing file, the file has no
+        get_config, or its preset is unknown.
+    """
+    path, _, preset = config_file(value).partition(":")
+    spec = importlib.util.spec_from_file_location(f"config_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file with get_config()")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path} has no function get_config()")
+    return module.get_config(preset) if preset else module.get_config()
 
 
 def named_configs() -> dict[str, Path]:
@@ -289,12 +309,34 @@ def join_processes(environ: Mapping[str, str]) -> None:
     jax.distributed.initialize(address, num_processes=processes, process_id=process)
 
 
+_PYTHON_CALLER = contextvars.ContextVar("called from Python, not as a command", default=False)
+
+
+@contextlib.contextmanager
+def python_caller() -> Generator[None]:
+    """Within this context, unusable input raises its error instead of ending the process."""
+    token = _PYTHON_CALLER.set(True)
+    try:
+        yield
+    finally:
+        _PYTHON_CALLER.reset(token)
+
+
+def called_from_python() -> bool:
+    """Return whether a function of ragen_jax.api is running, not a command."""
+    return _PYTHON_CALLER.get()
+
+
 @contextlib.contextmanager
 def bad_input(*further: type[Exception]) -> Generator[None]:
     """Report a ValueError or one of the given exceptions as one line and exit with code 2.
 
-    The line goes to stderr. The same applies to the errors of `unusable_paths`.
+    The line goes to stderr. The same applies to the errors of `unusable_paths`. Called from Python
+    (`python_caller`), the error is raised as it is.
     """
+    if called_from_python():
+        yield
+        return
     try:
         with unusable_paths():
             yield

@@ -76,15 +76,17 @@ class MetricsLog:
         last_step: int,
         trackers: Iterable[str] = (),
         config: dict[str, Any] | None = None,
+        on_row: Callable[[Metrics], None] | None = None,
     ) -> None:
         """Open the log to continue after `last_step`; drop later rows and torn lines.
 
         Args:
           trackers: keys of trackers.TRACKERS, the trackers that receive the rows.
           config: the run's config, for the trackers.
+          on_row: called with each row after it is written.
         """
         self.path = Path(path)
-        self.file, self.followers = None, []
+        self.file, self.followers, self.on_row = None, [], on_row
         self.last: Metrics = {}  # the last written row
         self.measured: Metrics = {}  # the last row with the metrics of REPEATED
         self.totals = Counters([])
@@ -113,6 +115,8 @@ class MetricsLog:
             append_line(self.file, json.dumps(row, allow_nan=False) + "\n")
         for follower in self.followers:
             follower.wake()
+        if self.on_row is not None:
+            self.on_row(row)
         return row
 
     def sync(self) -> None:

@@ -13,6 +13,7 @@ from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process, main_process_first
+from ragen_jax.core.types import Metrics
 from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
@@ -73,6 +74,7 @@ def start(
     *,
     repair: bool,
     strict: bool,
+    on_step: Callable[[Metrics], None] | None = None,
 ) -> tuple[Run, Learner, TrainState]:
     """Build (`Run`, `Learner`, `TrainState`), restored from `folder` or at step 0.
 
@@ -80,7 +82,7 @@ def start(
 
     Args:
       write_page: as in `Reports`.
-      repair, strict: as in `ragen_jax.train.train`.
+      repair, strict, on_step: as in `ragen_jax.train.train`.
     """
     workdir, preemption = folder.path, Preemption()
     with command.bad_input():
@@ -150,6 +152,7 @@ def start(
             last_step=-1 if latest is None else latest,
             trackers=config.log.trackers,
             config=config.to_dict(),
+            on_row=on_step,
         ),
         reports=Reports(workdir, every=config.report.every, write_page=write_page),
         compiling=compiling,

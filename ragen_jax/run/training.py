@@ -8,6 +8,7 @@ workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/
 import dataclasses
 import functools
 import signal
+import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
+from ragen_jax.config.command_line import called_from_python
 from ragen_jax.config.per_task import is_due
 from ragen_jax.configs.base import Diagnose, Regimes, Stopping
 from ragen_jax.core.memory import memory_metrics
@@ -361,6 +363,8 @@ class Preemption:
     def __init__(self) -> None:
         self.signal = 0
         self.saves = False
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may set handlers
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # not under nohup or &
                 signal.signal(number, self._request)
@@ -371,7 +375,9 @@ class Preemption:
             raise Stopped(exit_code(signum))
         self.signal = signum
         if signum == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process at once
+            # A second one ends the process at once, or the cell of a notebook.
+            again = signal.default_int_handler if called_from_python() else signal.SIG_DFL
+            signal.signal(signal.SIGINT, again)
             console(
                 "stopping after this step (it will be saved); press Ctrl-C again to quit "
                 "without saving"

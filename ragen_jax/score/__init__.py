@@ -6,3 +6,7 @@ groups of a step, and `figures` computes the rows of metrics and the alarm. `not
 everything that is not read. `texts` is the interface for library callers; `python -m
 ragen_jax.score` (`__main__`) prints and writes the results.
 """
+
+from ragen_jax.core.callable_module import make_callable
+
+make_callable(__name__, "score")

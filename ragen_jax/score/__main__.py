@@ -3,71 +3,27 @@
     python -m ragen_jax.score --model=DIR --rollouts=FILE [--rollouts=FILE ...] [--out=score.json]
                               [--think='<think>,</think>'] [--answer='<answer>,</answer>']
                               [--reward=FIELD,...] [--date=YYYY-MM-DD]
-                              [--first_turn_samples=64] [--seed=0]
+                              [--first_turn_samples=64] [--seed=0] [--all]
 
 Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
 prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
-files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. With several steps,
-a line is printed for each, and for the alarm; score.html is the report page. Rows that cannot be
+files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. The figures
+of one step are summed up in a few lines (--all prints every figure), and each of several steps in
+one; score.json has all figures, and score.html is the report page. Rows that cannot be
 used are listed and the others are scored; the exit code is 2 if no row can be used.
 """
 
-import collections
-import dataclasses
-import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_model
-from ragen_jax.configs.base import Config
 from ragen_jax.core.memory import keep_freed_memory
-from ragen_jax.core.sharding import make_mesh
-from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
-from ragen_jax.model.dates import is_day
-from ragen_jax.model.layout import sampling_params
-from ragen_jax.report.matrices import StoredMatrix
-from ragen_jax.report.page import write_page
-from ragen_jax.report.runs import ONLY
-from ragen_jax.run.log import scores_to_show
-from ragen_jax.score import notices
-from ragen_jax.score.days import day_lines
-from ragen_jax.score.encode import ANSWER, THINK, Encoder
-from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
-from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics
-from ragen_jax.score.files import Broken, FileContents, read_files
-from ragen_jax.score.page import contents
-from ragen_jax.storage.atomic_io import atomic_write
+from ragen_jax.score.encode import ANSWER, THINK
+from ragen_jax.score.run import DEFAULTS, ScoreSettings, score_files
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
-from ragen_jax.storage.console import console
-from ragen_jax.storage.console_streams import show_line
-
-DEFAULTS = Config()
-SETTINGS = (  # flags that the page shows
-    *("model", "rollouts", "think", "answer", "reward", "first_turn_samples"),
-    *("trajectory_samples", "seed", "dtype"),
-)
-NAMED = 5  # largest number of broken rows that are listed individually
-# Columns of a timeline: metric, short name, format.
-COLUMNS = (
-    ("collapse/first_turn/own_margin", "information", "{:.2f}"),
-    ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),
-    ("collapse/first_turn/retrieval_chance", "chance", "{:.2f}"),
-    ("collapse/first_turn/retrieval_p", "p", "{:.3f}"),
-    ("collapse/first_turn/h_cond", "H(Z|X)", "{:.3f}"),
-    ("flow/first_turn/za_swap", "za", "{:.2f}"),
-    ("rollout/valid_think_rate", "thinking", "{:.2f}"),
-    ("rollout/response_length", "tokens", "{:.0f}"),
-    ("anatomy/mixed", "mixed", "{:.2f}"),
-    ("regime/alarm", "alarm", "{:.0f}"),
-)
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -87,202 +43,26 @@ def parse(argv: Sequence[str]) -> list[str]:
         return words
 
 
-def prepare(encoder: Encoder) -> tuple[list[ScoredStep], FileContents, Surprises]:
-    """Return the steps of the files, their other content, and surprises to report.
-
-    Raises:
-      ValueError: a file cannot be read, or no row is usable or has reasoning.
-    """
-    read = read_files(ROLLOUTS.value, REWARD.value)
-    spoken, others = encode_rows(read.rows, encoder)
-    rows = [row for row in read.rows if row.place in spoken]
-    read = dataclasses.replace(read, rows=rows, broken=[*read.broken, *others])
-    report_broken_rows(read.broken)
-    if not rows:
-        first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
-        raise ValueError(f"no row of {', '.join(ROLLOUTS.value)} can be used{first}")
-    if not any(reply.turn.reasoning[1] for replies in spoken.values() for reply in replies):
-        raise ValueError(
-            f"none of {len(rows)} rows holds reasoning that ends with {encoder.closing}; set "
-            "its tags with --think=OPENING,CLOSING"
-        )
-    steps, surprises = make_steps(rows, spoken)
-    return steps, read, surprises
-
-
-def report_broken_rows(broken: Sequence[Broken]) -> None:
-    """Print a line for each of the first unusable rows, and the number of the others."""
-    for row in broken[:NAMED]:
-        _warn(_words(row))
-    if len(broken) > NAMED:
-        _warn(f"{len(broken) - NAMED} more rows cannot be used")
-
-
-def report_lines(
-    read: FileContents, steps: Sequence[ScoredStep], surprises: Surprises, encoder: Encoder
-) -> None:
-    """Print a line for all content that is not read, and for rows read in an unexpected way."""
-    for line in notices.unread_lines(read, encoder):
-        console(line)
-    for line in notices.warning_lines(read, steps, REWARD.value, encoder):
-        _warn(line)
-    if surprises.split_groups:
-        _warn(
-            f"{len(surprises.split_groups)} rows have a prompt that differs from the first row of "
-            f"their group and form separate groups; the first: {surprises.split_groups[0]}"
-        )
-    if surprises.text_before:
-        _warn(
-            f"{surprises.text_before} replies begin their reasoning unlike most of their group "
-            f"(for example with text before {encoder.opening}) and are scored as if they did not"
-        )
-    if surprises.invalid_texts:
-        _warn(
-            f"{surprises.invalid_texts} replies contain U+FFFD, which replaces undecodable bytes; "
-            "they are scored with that character and look unlikely"
-        )
-    if encoder.prompt_kinds["text"] and encoder.tokenizer.chat_template:
-        _warn(
-            f"{encoder.prompt_kinds['text']} prompts are plain text that the model's chat template "
-            "did not write; they are scored unchanged (messages would go through the template)"
-        )
-
-
-def figure_lines(metrics: Metrics) -> Iterable[str]:
-    """Return a line for each metric, with its interval."""
-    for name, value in metrics.items():
-        if not name.endswith("_ci95"):
-            half = metrics.get(f"{name}_ci95")
-            yield f"{name:<45} {value:.6g}" + (f"  ± {half:.3g}" if half is not None else "")
-
-
-def step_line(number: int, metrics: Metrics) -> str:
-    """Return the line for a step, if there are several."""
-    cells = [f"{name} {form.format(metrics[m])}" for m, name, form in COLUMNS if m in metrics]
-    return f"step {number}  " + "  ".join(cells)
-
-
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
-    with command.bad_input():
-        directory = hf.resolve(MODEL.value)
-        shape = hf.model_config(directory)
-        tokenizer = hf.load_tokenizer(directory)
-        date = DATE.value or command.today().isoformat()
-        if not is_day(date):
-            raise ValueError(f"--date={date} is not a date; expected YYYY-MM-DD")
-        encoder = Encoder(
-            tokenizer,
-            shape.vocab_size,
-            THINKING.value,
-            ANSWERING.value,
-            date,
-            shape.max_positions,
+    score_files(
+        ScoreSettings(
+            model=MODEL.value,
+            rollouts=tuple(ROLLOUTS.value),
+            think=tuple(THINKING.value),
+            answer=tuple(ANSWERING.value),
+            reward=tuple(REWARD.value),
+            date=DATE.value,
+            first_turn_samples=FIRST.value,
+            trajectory_samples=LATER.value,
+            micro_batch=ROWS.value,
+            seed=SEED.value,
+            dtype=DTYPE.value,
+            out=Path(OUT.value),
+            all=ALL.value,
         )
-        steps, read, surprises = prepare(encoder)
-        report_lines(read, steps, surprises, encoder)
-        if encoder.writes_date():
-            for line in day_lines(read.rows, date, given=bool(DATE.value)):
-                console(line)
-        mesh = make_mesh(data=-1, fsdp=1, tensor=1)
-        model, params, _ = hf.load(directory, mesh=mesh, dtype=DTYPE.value)
-        model = build_model(
-            dataclasses.replace(DEFAULTS.model, dtype=DTYPE.value), model.config, mesh
-        )
-        params = sampling_params(params, model, mesh)
-    sampling = ScoringSettings(
-        first_turn_samples=FIRST.value,
-        trajectory_samples=LATER.value,
-        micro_batch=ROWS.value,
-        seed=SEED.value,
     )
-    rows: list[Metrics] = []
-    stored: list[StoredMatrix] = []
-    with jax.set_mesh(mesh):
-        for step in steps:
-            scores: list[Scores] = []
-            rows.append(step_metrics(model, params, step, sampling, scores.append))
-            stored += [StoredMatrix(ONLY, step.number, scores_to_show(each)) for each in scores]
-            if len(steps) > 1:
-                console(step_line(step.number, rows[-1]))
-    if len(steps) > 1:
-        rows, fired = add_alarm(rows, DEFAULTS.regimes)
-        for index, alarm in fired:
-            console(f"step {steps[index].number}: {alarm.reason}")
-    else:
-        for line in figure_lines(rows[0]):
-            console(line)
-    for step, row in zip(steps, rows, strict=True):
-        if not any(name.startswith("collapse/") for name in row):
-            _warn(f"step {step.number}: fewer than two prompts have reasoning to compare")
-    write(Path(OUT.value), steps, rows, read, encoder)
-    write_html(Path(OUT.value).with_suffix(".html"), steps, rows, stored, encoder)
-
-
-def write(
-    path: Path,
-    steps: Sequence[ScoredStep],
-    rows: Sequence[Metrics],
-    read: FileContents,
-    encoder: Encoder,
-) -> None:
-    """Write all metrics and their sources as a JSON object."""
-    days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
-    document: dict[str, Any] = {
-        "model": MODEL.value,
-        "rollouts": ROLLOUTS.value,
-        "seed": SEED.value,
-        "date": next(iter(days)) if len(days) == 1 else None,
-        "dates": days,
-        "rows": len(read.rows),
-        "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
-        "fields_not_read": read.unread,
-        "message_keys_not_written": notices.unwritten_keys(read, encoder),
-        "prompts": dict(encoder.prompt_kinds),
-        "steps": [
-            {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}
-            | {name: value for name, value in row.items() if math.isfinite(value)}
-            for s, row in zip(steps, rows, strict=True)
-        ],
-    }
-    atomic_write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
-    console(f"all metrics: {path}")
-
-
-def write_html(
-    path: Path,
-    steps: Sequence[ScoredStep],
-    rows: Sequence[Metrics],
-    stored: Sequence[StoredMatrix],
-    encoder: Encoder,
-) -> None:
-    """Write the report page."""
-    files = [Path(name).name for name in ROLLOUTS.value]
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    found = contents(
-        steps,
-        rows,
-        stored,
-        encoder.tokenizer.backend_tokenizer,
-        name=files[0] + more,
-        about=(
-            f"{sum(len(step.episodes) for step in steps)} rollouts of {len(steps)} "
-            f"step{'s' * (len(steps) > 1)} · scored under {MODEL.value}"
-        ),
-        settings={name: flags.FLAGS[name].value for name in SETTINGS},
-        config=DEFAULTS.to_dict(),
-    )
-    write_page([found], path)
-    console(f"report: {path}")
-
-
-def _words(row: Broken) -> str:
-    return f"{row.place} {row.reason}"
-
-
-def _warn(line: str) -> None:
-    show_line("warning", line)
 
 
 if __name__ == "__main__":
@@ -312,5 +92,6 @@ if __name__ == "__main__":
     SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Seed of draws and permutations.", 0)
     DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Dtype of activations.")
     OUT = flags.DEFINE_string("out", "score.json", "JSON file of all metrics.")
+    ALL = flags.DEFINE_bool("all", False, "Print every figure of a single step.")
     keep_freed_memory()
     command.run_parsed(main, parse)

@@ -95,6 +95,23 @@ FUNCTIONS = '''
     def bare(a):
         return a
 
+    def of_trl(completions, answer, **columns):
+        assert columns["prompts"][0] and isinstance(columns["level"], list)
+        return [1.0 if c == a else 0.25 for c, a in zip(completions, answer, strict=True)]
+
+    def of_trl_chat(completions, **columns):
+        return [float(len(c[0]["content"])) for c in completions]
+
+    def of_trl_short(prompts, completions):
+        return []
+
+    def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+        assert (data_source, extra_info) == ("", None)
+        return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth}
+
+    def of_verl_row(data_source, solution_str, ground_truth):
+        return 1.0 if (data_source, solution_str) == ("math", ground_truth) else 0.0
+
     TOOLS = [larger, facts]
     BARE = [bare]
     TWICE = [larger, larger]
@@ -167,6 +184,34 @@ def test_one_reply_is_paid(own):
     assert build(success=0.25).step(state, "none", None).info["success"]
     step = build(reward="mine:told").step(state, "yes", None)
     assert (step.reward, step.info) == (3.0, {"success": True, "length": 3})
+
+
+def test_functions_of_trl_and_verl_are_called_as_their_trainers_do(own):
+    environment = build(reward="mine:of_trl")
+    state = environment.reset(3)
+    right = ROWS[state.row]["answer"]
+    assert environment.step(state, right, None).reward == 1.0
+    assert environment.step(state, "none", None).reward == 0.25
+    write(own / "rows.jsonl", [row | {"ground_truth": row["answer"]} for row in ROWS])
+    step = build(reward="mine:of_verl").step(state, right, None)
+    assert (step.reward, step.info) == (1.0, {"success": True, "acc": True})
+    assert build(reward="mine:of_verl").step(state, "none", None).reward == 0.0
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": row["prompt"]}],
+            "data_source": "math",
+            "reward_model": {"style": "rule", "ground_truth": row["answer"]},
+        }
+        for row in ROWS
+    ]
+    write(own / "rows.jsonl", rows)
+    assert build(reward="mine:of_verl_row").step(state, right, None).reward == 1.0
+    assert build(reward="mine:of_trl_chat").step(state, "four", None).reward == 4.0
+    asked = StepRequest(state, ("x",), np.random.default_rng(0), 1)
+    (broken,) = act(build(reward="mine:of_trl_short"), [asked], NO_LIMITS)
+    assert "a list with one number for each of them; for one completion it returned []" in (
+        broken.error
+    )
 
 
 def test_a_function_cannot_change_the_rows(own):
