@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "site"), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parent))
 
 import ragen_jax  # noqa: E402
 
@@ -31,7 +31,7 @@ exclude_patterns = [
     "benchmarks/floors.md",
     "benchmarks/gym_tasks.md",
 ]
-extensions = ["myst_nb", "reference"]
+extensions = ["myst_nb"]
 
 myst_heading_anchors = 4  # under GitHub's names
 smartquotes = False  # values and commands are there to be copied

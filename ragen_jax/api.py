@@ -40,11 +40,12 @@ OnStep = Callable[[Metrics], None]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run's folder, finished or not.
+    """A run's folder, finished or not: `rows`, `metrics`, `policy()` and `plot()`.
 
-    workdir: the folder
-    exit_code: of the training that returned it: 0 finished, 3 stopped by a rule, 130 and above
-        stopped by a signal; None: the folder was opened, not trained
+    Args:
+      workdir: the folder.
+      exit_code: of the training that returned it: 0 finished, 3 stopped by a rule, 130 and above
+        stopped by a signal; None: the folder was opened, not trained.
     """
 
     workdir: Path
@@ -63,7 +64,7 @@ class Run:
         """Metric -> float64 array with an entry for each row; NaN where a row does not have it."""
         rows = self.rows
         names = dict.fromkeys(name for row in rows for name in row)
-        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+        return {n: np.array([row.get(n, np.nan) for row in rows], np.float64) for n in names}
 
     def policy(self, step: int | None = None) -> "Policy":
         """Return the policy of a checkpoint: model, parameters, tokenizer and tasks.

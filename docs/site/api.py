@@ -1,8 +1,6 @@
-"""The reference of the library, as Markdown: names, arguments and docstrings of ragen_jax.EXPORTS.
+"""The reference of the library as Markdown: names, arguments and docstrings of the public names."""
 
-python docs/site/api.py
-"""
-
+import importlib
 import inspect
 import re
 
@@ -13,21 +11,27 @@ ENTRY = re.compile(r"(  )(\S[^:]*): (.*)")  # "  reward_BT, value_BT: rewards"
 
 
 def api_markdown() -> str:
-    """A heading, a signature and the docstring of every public name, in order of the alphabet."""
-    return "\n\n".join(entry(name, getattr(ragen_jax, name)) for name in sorted(ragen_jax.EXPORTS))
+    """Return a heading, a signature and the docstring of every public name, alphabetically."""
+    return "\n\n".join(entry(name, *of) for name, of in sorted(public_names().items()))
 
 
-def entry(name: str, function: object) -> str:
-    """One function: its signature without types, which the docstring gives with their shapes."""
+def public_names() -> dict[str, tuple[str, str]]:
+    """Return {name: (module, attribute)}: EXPORTS, and the commands that are functions as well."""
+    commands = {name: ("ragen_jax.api", name) for name in ragen_jax.CALLABLE_MODULES}
+    return ragen_jax.EXPORTS | commands
+
+
+def entry(name: str, module: str, attribute: str) -> str:
+    """Return a function's section: its signature without types, which the docstring gives."""
+    function = getattr(importlib.import_module(module), attribute)
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     arguments = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    module, attribute = ragen_jax.EXPORTS[name]
     return (
         f"## {name}\n\n"
-        f"``````{{py:function}} ragen_jax.{name}{arguments}\n\n"
-        f"{docstring_markdown(inspect.getdoc(function))}\n\n"
-        f"Defined as `{module}.{attribute}`.\n``````"
+        f"```python\nragen_jax.{name}{arguments}\n```\n\n"
+        f"{docstring_markdown(inspect.getdoc(function) or '')}\n\n"
+        f"Defined as `{module}.{attribute}`."
     )
 
 
@@ -48,7 +52,3 @@ def docstring_markdown(docstring: str) -> str:
         else:
             lines.append(f"  {line.strip()}" if inside != "Returns" else line.strip())
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(api_markdown())

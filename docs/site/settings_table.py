@@ -1,7 +1,4 @@
-"""The reference of the settings, as Markdown, from configs/base.py.
-
-python docs/site/settings_table.py
-"""
+"""The reference of the settings as Markdown, from configs/base.py."""
 
 import ast
 import io
@@ -88,7 +85,3 @@ def comments(source: str) -> dict[str, str]:
 
     walk(classes["Config"], "")
     return found
-
-
-if __name__ == "__main__":
-    print(config_markdown())

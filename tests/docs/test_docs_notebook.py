@@ -85,3 +85,14 @@ def test_score_another_trainer(run_notebook):
     assert constant["mi_seq"] < 0.05 and constant["retrieval_acc"] == 0.125
     assert wrong["mi_seq"] < 0 and wrong["retrieval_acc"] == 0
     assert "[ True False  True False]" in arrays
+
+
+@pytest.mark.long
+def test_python(run_notebook):
+    built, trained, looked, evaluated, scored, policy = run_notebook("6_python")
+    assert "warm start" not in built and trained.endswith("exit code 0\n")
+    assert [int(step) for step in re.findall(r"^step (\d): return", trained, re.M)] == [0, 1, 2]
+    assert looked.startswith("[0. 1. 2.] [")  # the steps, then success
+    assert "'eval/pass_at_2'" in evaluated and evaluated.endswith("run/report.html\n")
+    assert re.search(r"retrieval \d\.\d\d\n$", scored)
+    assert re.search(r"^Qwen \d+ \['sokoban'\]\n", policy, re.M)

@@ -84,7 +84,9 @@ def test_every_public_name_has_its_docstring():
     from api import api_markdown, docstring_markdown
 
     text = api_markdown()
-    assert re.findall(r"^## (\w+)$", text, re.M) == sorted(ragen_jax.EXPORTS)
+    names = [*ragen_jax.EXPORTS, *ragen_jax.CALLABLE_MODULES]
+    assert re.findall(r"^## (\w+)$", text, re.M) == sorted(names)
+    assert "ragen_jax.train(config='sokoban', *, workdir=None," in text
     assert "ragen_jax.gae(reward_BT, value_BT, mask_BT, *, gamma, lam, next_row_B=None)" in text
     assert "- `gamma`: discount per sampled token." in text
     docstring = "What.\n\nArgs:\n  a, b: x\n    goes on.\n\nReturns:\n  y: z.\nRaises:\n  E: bad."
@@ -92,6 +94,15 @@ def test_every_public_name_has_its_docstring():
         *("What.", "", "", "**Args**", "", "- `a, b`: x", "  goes on.", "  "),
         *("", "**Returns**", "", "y: z.", "", "**Raises**", "", "- `E`: bad."),
     ]
+
+
+def test_pages_made_from_the_code_are_current():
+    from reference import DOCS, MARK, PAGES, render
+
+    assert len(PAGES) == 2
+    for name in PAGES:
+        page = (DOCS / name).read_text()
+        assert MARK in page and page == render(name), "python docs/site/reference.py"
 
 
 def test_pictures_are_those_that_the_script_draws():
@@ -123,4 +134,4 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     settings = (tmp_path / "site/docs/configuration.html").read_text()
     assert all(f">{name}<" in settings for name in FIELDS)
     library = (tmp_path / "site/docs/library.html").read_text()
-    assert all(f'id="ragen_jax.{name}"' in library for name in ragen_jax.EXPORTS)
+    assert all(f'id="{name.lower()}"' in library for name in ragen_jax.EXPORTS)
