@@ -13,9 +13,7 @@ input instead of ending the process. Signal handlers are as before when they ret
 import contextlib
 import dataclasses
 import functools
-import json
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -193,27 +191,24 @@ def score(
     from ragen_jax.score.run import ScoreSettings, score_files
 
     directory = str(model.workdir / "policy") if isinstance(model, Run) else str(model)
-    with _as_command(), _as_files(rollouts) as files:
+    files, rows = (), ()
+    if isinstance(rollouts, str | Path):
+        files = (str(rollouts),)
+    else:
+        rows = tuple(rollouts)
+    with _as_command():
         settings = ScoreSettings(
-            model=directory, rollouts=files, out=None if out is None else Path(out), **options
+            model=directory,
+            rollouts=files,
+            rows=rows,
+            out=None if out is None else Path(out),
+            **options,
         )
         return score_files(settings)
 
 
 def _folder(run: "Run | str | Path") -> Path:
     return run.workdir if isinstance(run, Run) else Path(run)
-
-
-@contextlib.contextmanager
-def _as_files(rollouts: Any) -> Generator[tuple[str, ...]]:
-    """Yield the names of the files of the rollouts; rows are written to a temporary file."""
-    if isinstance(rollouts, str | Path):
-        yield (str(rollouts),)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.jsonl"
-        file.write_text("".join(json.dumps(dict(row)) + "\n" for row in rollouts), "utf-8")
-        yield (str(file),)
 
 
 @contextlib.contextmanager

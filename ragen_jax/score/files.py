@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,10 @@ class FileContents:
     repeated: list[str] = dataclasses.field(default_factory=list)  # rows equal to an earlier one
 
 
-def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> FileContents:
-    """Read the rows of files.
+def read_files(
+    names: Sequence[str], rewards: Sequence[str] = (), rows: Sequence[Any] = ()
+) -> FileContents:
+    """Read the rows of files, and rows that are in memory.
 
     A row's step is its field, else the number in the file's name (below 2**32), else the file's
     place in order, from 1. Its day is its field `date`, else the day of the file's run.
@@ -66,6 +68,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> FileContent
     Args:
       names: files, or folders, of which all rollouts directly in them are read.
       rewards: see `formats.read_row`.
+      rows: further rows, as a JSON file would hold them; they count as a file after the others.
 
     Raises:
       ValueError: a file is missing or of an unknown kind, pyarrow is needed but missing, or a row
@@ -74,13 +77,17 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> FileContent
     paths, others = _paths(names)
     found = FileContents([], [], {}, others)
     digests: set[bytes] = set()  # digests of all rows
-    for order, path in enumerate(paths, start=1):
-        step = _step_of(path)
+    sources: list[tuple[str, int | None, str | None, Iterable[tuple[int, Any]]]] = []
+    for path in paths:
         day, damage = run_day(path)
         if damage and damage not in others:
             others.append(damage)
-        for number, record in _records(path):
-            place = f"{path}:{number}"
+        sources.append((str(path), _step_of(path), day, _records(path)))
+    if rows:
+        sources.append(("rows", None, None, enumerate(rows, start=1)))
+    for order, (source, step, day, records) in enumerate(sources, start=1):
+        for number, record in records:
+            place = f"{source}:{number}"
             if shows_images(record):
                 raise ValueError(
                     f"{place} is from an agent with images, which score does not support; pass "

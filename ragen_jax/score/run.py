@@ -36,7 +36,7 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
 
 DEFAULTS = Config()
-NOT_SHOWN = ("date", "micro_batch", "out", "all")  # settings that the page does not list
+NOT_SHOWN = ("date", "micro_batch", "out", "all", "rows")  # settings that the page does not list
 NAMED = 5  # largest number of broken rows that are listed individually
 # Columns of a timeline: metric, short name, format.
 COLUMNS = (
@@ -68,6 +68,7 @@ class ScoreSettings:
     micro_batch: int = DEFAULTS.diagnose.micro_batch  # pairs per device call
     seed: int = DEFAULTS.seed  # of draws and permutations
     dtype: str = "float32"  # of activations
+    rows: tuple[Any, ...] = ()  # further rollouts, as a JSON file would hold them
     out: Path | None = None  # JSON file of all figures, with a page next to it; None: no files
     all: bool = False  # print every figure of a single step
 
@@ -142,14 +143,16 @@ def prepare(
     Raises:
       ValueError: a file cannot be read, or no row is usable or has reasoning.
     """
-    read = read_files(settings.rollouts, settings.reward)
+    read = read_files(settings.rollouts, settings.reward, settings.rows)
     spoken, others = encode_rows(read.rows, encoder)
     rows = [row for row in read.rows if row.place in spoken]
     read = dataclasses.replace(read, rows=rows, broken=[*read.broken, *others])
     report_broken_rows(read.broken)
     if not rows:
         first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
-        raise ValueError(f"no row of {', '.join(settings.rollouts)} can be used{first}")
+        raise ValueError(
+            f"no row of {', '.join(settings.rollouts or ['the rows'])} can be used{first}"
+        )
     if not any(reply.turn.reasoning[1] for replies in spoken.values() for reply in replies):
         raise ValueError(
             f"none of {len(rows)} rows holds reasoning that ends with {encoder.closing}; set "
@@ -261,7 +264,7 @@ def write_html(
     encoder: Encoder,
 ) -> None:
     """Write the report page."""
-    files = [Path(name).name for name in settings.rollouts]
+    files = [Path(name).name for name in settings.rollouts] or ["rows"]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     found = contents(
         steps,
