@@ -52,6 +52,12 @@ CASES = {  # name -> (field, its description, accepted values, refused values)
     ),
     "flag": (domains.flag(True), "True or False", [True, False], [1, 0, "True", None]),
     "text": (domains.text("x"), "a text", ["x", " y "], ["", "  ", 1, None]),
+    "texts": (
+        domains.texts(("x",)),
+        "a tuple of texts",
+        [(), ("a",), [" ", "b"]],
+        ["a", ("",), (1,), None],
+    ),
     "section": (domains.section({}), "a section", [ConfigDict(), ConfigDict({"a": 1})], [{}, None]),
     "fractions": (
         domains.fractions({"a": 1.0}),
