@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from ragen_jax.configs import base, recipes
+from ragen_jax.core.suggest import did_you_mean
 
 LLMS = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -78,7 +79,8 @@ def apply(config: ConfigDict, model: str) -> None:
     if model not in models:
         name = config.env.name
         raise ValueError(
-            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(models)}"
+            f"configs/{name}.py has no preset {model!r}{did_you_mean(model, models)}; accepted: "
+            f"{', '.join(models)}"
         )
     if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"

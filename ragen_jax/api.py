@@ -25,13 +25,12 @@ from ml_collections import ConfigDict
 from ragen_jax.config.command_line import find_config, python_caller
 from ragen_jax.configs.base import Config
 from ragen_jax.core.types import Metrics
+from ragen_jax.run.load import Policy, for_sampling, restore_run
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.metrics_reader import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from ragen_jax.run.load import Policy
 
 OnStep = Callable[[Metrics], None]
 
@@ -64,14 +63,12 @@ class Run:
         names = dict.fromkeys(name for row in rows for name in row)
         return {n: np.array([row.get(n, np.nan) for row in rows], np.float64) for n in names}
 
-    def policy(self, step: int | None = None) -> "Policy":
+    def policy(self, step: int | None = None) -> Policy:
         """Return the policy of a checkpoint: model, parameters, tokenizer and tasks.
 
         Args:
           step: step of a kept checkpoint; None: the newest.
         """
-        from ragen_jax.run.load import for_sampling, restore_run
-
         return for_sampling(restore_run(self.workdir, step=step))
 
     def plot(self, *metrics: str) -> "Figure":
@@ -139,7 +136,6 @@ def evaluate(run: "Run | str | Path", *, samples: int = 1, step: int | None = No
       ValueError: the folder holds no run, or samples is below 1.
     """
     from ragen_jax.evaluate import evaluate_policy
-    from ragen_jax.run.load import for_sampling, restore_run
 
     if samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1")
@@ -190,7 +186,7 @@ def score(
     """
     from ragen_jax.score.run import ScoreSettings, score_files
 
-    directory = str(model.workdir / "policy") if isinstance(model, Run) else str(model)
+    directory = str(_folder(model))
     files, rows = (), ()
     if isinstance(rollouts, str | Path):
         files = (str(rollouts),)

@@ -1,7 +1,7 @@
 """Evaluate a run or a model on fixed held-out problems: success, return, pass@k and collapse.
 
     python -m ragen_jax.evaluate --workdir=runs/NAME [--step=N] [--samples=8] [--gradients]
-                                 [--out=FILE.json] [--config.FIELD=VALUE ...]
+                                 [--all] [--out=FILE.json] [--config.FIELD=VALUE ...]
     python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
                                  [--out=FILE.json] [--config.FIELD=VALUE ...]
 
@@ -12,7 +12,8 @@ variance (diagnostics/gradients.py) and writes them to gradients/step_N.json in 
 
 --model may be an adapter in PEFT format; its adapter_config.json names the base model.
 
-The metrics and the fields that were set are written as JSON to --out. For a run, the default is
+A few lines sum up the metrics; --all prints every one. The metrics and the fields that were set are
+written as JSON to --out. For a run, the default is
 evaluation_step_N.json in its folder.
 """
 
@@ -33,8 +34,9 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.callable_module import make_callable
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
-from ragen_jax.core.task_shares import combine_metrics
+from ragen_jax.core.task_shares import combine_metrics, rows_of_environment
 from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.answers import answer_questions
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
@@ -42,7 +44,8 @@ from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.diagnose import heldout_gradients
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
-from ragen_jax.run.log import write_gradients
+from ragen_jax.run.log import eval_line, write_gradients
+from ragen_jax.run.run_files import policy_directory
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
@@ -189,6 +192,26 @@ def evaluate_policy(config: Config, policy: Policy, samples: int) -> Metrics:
         return metrics | combine_metrics(tasks, metrics_E)
 
 
+def all_lines(metrics: Metrics) -> list[str]:
+    """Return a line for each metric."""
+    return [f"{name:<45} {value:.6g}" for name, value in metrics.items()]
+
+
+def summary_lines(metrics: Metrics, step: int, labels: Sequence[str]) -> list[str]:
+    """Return a few lines: success, pass@k, and the program's questions about the reasoning.
+
+    Args:
+      step: step of the checkpoint.
+      labels: labels of the environments; ("",) for a single environment.
+    """
+    passes = [f"{k.removeprefix('eval/')} {x:.3f}" for k, x in metrics.items() if "/pass_at" in k]
+    lines = [eval_line(step, metrics).strip(), *(["  ".join(passes)] if passes else [])]
+    for label in labels:
+        (row,) = rows_of_environment([{"step": step} | metrics], labels, label)
+        lines += [f"{label}: {line}" if label else line for line in answer_questions([row])]
+    return [*lines, f"--all prints all {len(metrics)} figures"]
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
@@ -213,15 +236,17 @@ def main(argv: Sequence[str]) -> None:
             policy = for_sampling(trained)
             out = out or workdir / f"evaluation_step_{trained.step:06d}.json"
         else:
-            config, policy = of_model(MODEL.value or "", names)
+            config, policy = of_model(policy_directory(MODEL.value or ""), names)
     metrics = evaluate_policy(config, policy, SAMPLES.value)
     if GRADIENTS.value:  # --workdir is set, as checked above
         gradients = checkpoint_gradients(config, workdir, policy, trained.step)
         write_gradients(workdir, trained.step, gradients)
         metrics |= gradients
     if is_main_process():
-        for name, value in metrics.items():
-            print(f"{name:<45} {value:.6g}")
+        step = trained.step if WORKDIR.value else 0
+        labels = [task.label for task in policy.tasks]
+        for line in all_lines(metrics) if ALL.value else summary_lines(metrics, step, labels):
+            console(line)
         if out:
             write_evaluation(out, config, names, metrics)
 
@@ -235,6 +260,7 @@ if __name__ == "__main__":
     STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")
     OUT = flags.DEFINE_string("out", None, "File for the metrics as JSON.")
     SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes per problem; pass@k for k up to it.")
+    ALL = flags.DEFINE_bool("all", False, "Print every figure.")
     GRADIENTS = flags.DEFINE_bool(
         "gradients", False, "Gradients of each part of the loss by reward variance; needs a run."
     )

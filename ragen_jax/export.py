@@ -14,7 +14,7 @@ from absl import flags
 from ragen_jax.config import command_line as command
 from ragen_jax.model.weights import SAVE_DTYPES
 from ragen_jax.run.load import restore_run, save_policy
-from ragen_jax.run.model_card import write_cards
+from ragen_jax.run.model_card import card_of_run
 from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
         with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
-            paths = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
-            write_cards(paths, config, workdir, step)
+            card = card_of_run(config, workdir, step)
+            paths = save_policy(folder, config, policy, adapters, dtype=DTYPE.value, card=card)
     for path in paths:
         console(f"written: {path}")
 

@@ -164,4 +164,5 @@ if __name__ == "__main__":
         "metric", [], "Metrics of metrics.jsonl; default: the charts of the report."
     )
     OUT = flags.DEFINE_string("out", "curves.png", "Output file.")
+    command.define_workdirs()
     command.run_parsed(main, parse)

@@ -192,4 +192,4 @@ if __name__ == "__main__":
         "because one hangs and the others wait for it.",
         lower_bound=1.0,
     )
-    command.run_command(main)
+    command.run_command(main, starts_run=True)

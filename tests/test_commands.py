@@ -159,7 +159,8 @@ def whole_commands():
 @pytest.mark.parametrize("command", list(whole_commands()))
 def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
     workdir = run() if "runs/NAME" in command else tmp_path / "run"
-    code, out, err = call(*shortened(command, workdir, language_model))
+    words = shortened(command, workdir, language_model)
+    code, out, err = call(*words)
     assert code == 0, err
     if command.startswith("ragen_jax.train"):
         (row,) = read_metrics(workdir / "metrics.jsonl")
@@ -170,10 +171,13 @@ def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
     elif command.startswith("ragen_jax.export"):
         assert (workdir / "export_step_000001" / "policy" / "model.safetensors").exists()
     else:
-        found = dict(line.split() for line in out.splitlines() if line.startswith("eval/"))
-        assert 0 <= float(found["eval/success"]) <= 1
-        assert ("eval/pass_at_8" in found) == ("--samples=8" in command)
-        assert ("gradient/" in out) == ("--gradients" in command)
+        assert re.search(r"^eval at step \d: success [01]\.\d{3} ± ", out, re.M)
+        assert ("pass_at_8 " in out) == ("--samples=8" in command)
+        assert "its prompt" in out and re.search(r"^--all prints all \d+ figures$", out, re.M)
+        assert len(out.splitlines()) <= 9
+        code, out, _ = call(*words, "--all")
+        assert code == 0 and ("gradient/" in out) == ("--gradients" in command)
+        assert 0 <= float(re.search(r"^eval/success +(\S+)$", out, re.M)[1]) <= 1
 
 
 def test_the_laboratory_lists_what_it_can_run():
@@ -352,7 +356,7 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
 
 
 def evaluated(*words):
-    code, out, err = call("ragen_jax.evaluate", *words)
+    code, out, err = call("ragen_jax.evaluate", *words, "--all")
     assert code == 0, err
     return dict(line.split() for line in out.splitlines() if line.startswith("eval/")), out
 

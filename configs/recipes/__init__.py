@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from ragen_jax.configs.recipes.algorithms import ALGORITHMS
 from ragen_jax.configs.recipes.filters import FILTERS
 from ragen_jax.configs.recipes.sweeps import SWEEPS
+from ragen_jax.core.suggest import did_you_mean
 
 RECIPES = {**ALGORITHMS, **FILTERS, **SWEEPS}
 
@@ -25,7 +26,9 @@ def apply(config: ConfigDict, names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in RECIPES:
-            raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+            raise ValueError(
+                f"unknown recipe {name!r}{did_you_mean(name, RECIPES)}; known: {', '.join(RECIPES)}"
+            )
         for field, value in RECIPES[name].items():
             *sections, last = field.split(".")
             section = config

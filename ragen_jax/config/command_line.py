@@ -19,11 +19,13 @@ from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
 from ragen_jax.config import help
+from ragen_jax.config.other_names import other_name
 from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import from_main_process
+from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.storage.atomic_io import (
     PATH_ERRORS,
     DiskRefused,
@@ -39,6 +41,7 @@ BAD_INPUT = 2  # exit code
 DISK = 4  # exit code if a disk is full or cannot be written
 SHOWN = 200  # maximum characters of a path in a message
 DEFAULT_CONFIG = "sokoban"
+DATA_FILES = (".yaml", ".yml", ".json", ".toml", ".ini")  # suffixes of other tools' configs
 CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
@@ -148,15 +151,52 @@ def config_file(value: str) -> str:
     name, colon, preset = value.partition(":")
     ours = named_configs()
     if name not in ours:
+        if Path(name).suffix in DATA_FILES:
+            raise ValueError(
+                f"--config is {value!r}; a config is a Python file with get_config(), or a name "
+                "such as sokoban:tiny; set the values of other files with --config.FIELD=VALUE"
+            )
         if Path(name).is_file():
+            if "get_config" not in Path(name).read_text(encoding="utf-8", errors="replace"):
+                raise ValueError(
+                    f"{name} has no function get_config(); configs/sokoban.py is an example of a "
+                    "config"
+                )
             return value
         first = name.partition("+")[0]
-        hint = f"; recipes come after a preset: {first}:tiny{name[len(first) :]}"
+        hint = did_you_mean(name, ours)
+        if first in ours:
+            hint = f"; recipes come after a preset: {first}:tiny{name[len(first) :]}"
         raise ValueError(
-            f"--config is {value!r}, which is not a config; accepted: a file such as "
-            f"configs/mine.py, or one of {', '.join(ours)}{hint if first in ours else ''}"
+            f"--config is {value!r}, which is not a config{hint}; accepted: a file such as "
+            f"configs/mine.py, or one of {', '.join(ours)}"
         )
     return f"{ours[name]}{colon}{preset}"
+
+
+def with_workdir(argv: Sequence[str]) -> list[str]:
+    """Return the command line with a run's folder as its first word turned into --workdir."""
+    first = argv[1] if len(argv) > 1 else "-"
+    if first.startswith("-") or "=" in first:
+        return list(argv)
+    return [argv[0], f"--workdir={first}", *argv[2:]]
+
+
+def require_run(argv: Sequence[str]) -> None:
+    """Refuse a command line that only names a folder, if the folder holds no run.
+
+    Raises:
+      ValueError: --workdir is given without --config and --config.FIELD, and there is no run.
+    """
+    workdir = _value(argv, "workdir")
+    configured = any(re.match(r"--?(no)?config\b", word) for word in argv[1:])
+    if not workdir or configured or Path(workdir).is_file():
+        return
+    if not (Path(workdir) / "config.json").exists():
+        raise ValueError(
+            f"--workdir is {shorten(workdir, SHOWN)}, which holds no run to resume; to start a new "
+            f"run there, add --config={DEFAULT_CONFIG}"
+        )
 
 
 def with_config_file(argv: Sequence[str]) -> list[str]:
@@ -201,14 +241,25 @@ def words_of(argv: Sequence[str]) -> list[str]:
     if help.is_asked(argv):
         print(help.help_text(()))
         sys.exit(0)
-    return flags.FLAGS(list(argv))[1:]
+    words = flags.FLAGS(list(argv))[1:]
+    return [*words, *(flags.FLAGS.workdir if "workdir" in flags.FLAGS else ())]
 
 
-def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
+def define_workdirs() -> None:
+    """Define --workdir of a command that reads the folders of runs, for `words_of`."""
+    flags.DEFINE_multi_string("workdir", [], "Folder of a run, the same as naming it.")
+
+
+def run_command(
+    main: Callable[[list[str]], None], *, words: int = 0, starts_run: bool = False
+) -> None:
     """Parse absl's flags and run `main(argv)`; unusable flags print one line and exit with code 2.
+
+    A command with a flag --workdir accepts the folder as its first word as well.
 
     Args:
       words: maximum number of words that the command accepts besides its flags.
+      starts_run: whether the command starts a new run if the folder does not hold one.
     """
 
     def parse(argv):
@@ -223,6 +274,10 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             *(SyntaxError, ImportError, NameError),
         ):
             # The flag itself has no default: absl would read that outside this function.
+            if "workdir" in flags.FLAGS and not words:
+                argv = with_workdir(argv)
+            if starts_run:
+                require_run(argv)
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
             given_words = with_config_file(sys.argv)
             refuse_renamed(_given_fields(given_words))
@@ -393,7 +448,8 @@ def _message(error: Exception) -> str:
         # Their text is a repr of a repr: the name, and sometimes a suggestion.
         name = re.search(r"\w+", text)
         suggestion = re.search(r'Did you mean "\w+"', text)
-        text = f"the config has no field {name[0] if name else text!r}"
-        text += f"; did you mean {suggestion[0][13:]}?" if suggestion else ""
+        field = name[0] if name else text
+        near = f"; did you mean {suggestion[0][13:]}?" if suggestion else help.suggestion(field)
+        text = f"the config has no field {field!r}{other_name(field) or near}"
         text += " (configs/base.py lists every field; env.options belong to the environment)"
     return text if text.strip() else type(error).__name__

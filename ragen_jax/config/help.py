@@ -1,15 +1,16 @@
 """The text of --help, and suggestions for unknown flags."""
 
-import difflib
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
 
+from ragen_jax.config.other_names import other_name
 from ragen_jax.configs import base, presets, recipes
 from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
+from ragen_jax.core.suggest import nearest
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
 SHOWN = 100  # maximum characters of a line
@@ -74,11 +75,13 @@ def suggestion(flag: str) -> str:
     """Return "; did you mean --config.steps?" for the unknown flag "steps"; "" without a match."""
     flag = flag.lower().replace("-", "_")
     fields = _fields() if "config" in flags.FLAGS else []
+    if fields and other_name(flag):
+        return other_name(flag)
     ends = [name for name in fields if f".{name}".endswith(f".{flag}")]
     if not ends:
         last = {name.rpartition(".")[2]: name for name in fields}
         own = {name: name for name in flags.FLAGS if "." not in name}
-        near = difflib.get_close_matches(flag, [*own, *last, *fields], 1)
+        near = nearest(flag, [*own, *last, *fields])
         if near and near[0] in own:
             return f"; did you mean --{near[0]}?"
         ends = [last.get(name, name) for name in near]

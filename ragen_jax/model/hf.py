@@ -99,6 +99,7 @@ def save(
     *,
     tower: vision.Tower | None = None,
     stop_ids: Sequence[int] = (),
+    card: str = "",
     dtype: str = "float32",
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
@@ -112,6 +113,7 @@ def save(
       params: the model's parameters, on any devices. If they are spread over several processes,
         every process must call this; only process 0 writes.
       tower: the vision tower of a vision-language model.
+      card: the model card, written to README.md; "": none.
       stop_ids: ids that end a reply, in addition to the tokenizer's. The function `stop_ids`
         returns those of the directory that the model came from.
       dtype: dtype of the weights on disk: "float32", "bfloat16" or "float16".
@@ -136,6 +138,8 @@ def save(
     writer = weights.is_writer((params, tower and tower.params))
     with replacement(path, writer=writer) as fresh:
         if writer:
+            if card:
+                atomic_write(fresh / "README.md", card)
             write_json(fresh / "config.json", fields)
             write_json(
                 fresh / "generation_config.json",

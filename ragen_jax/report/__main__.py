@@ -32,4 +32,5 @@ def main(runs: list[Path]) -> None:
 
 if __name__ == "__main__":
     OUT = flags.DEFINE_string("out", None, "Output file; default: report.html of the first run.")
+    command.define_workdirs()
     command.run_parsed(main, parse)

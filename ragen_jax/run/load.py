@@ -240,7 +240,13 @@ def load_adapted(adapter: Path, config: Config, *, heldout: bool = False) -> Pol
 
 
 def save_policy(
-    folder: Path, config: Config, policy: Policy, adapters: Params | None, *, dtype: str
+    folder: Path,
+    config: Config,
+    policy: Policy,
+    adapters: Params | None,
+    *,
+    dtype: str,
+    card: str = "",
 ) -> list[Path]:
     """Write policy/ in Hugging Face format and, for a LoRA run, adapter/ in PEFT format.
 
@@ -249,6 +255,7 @@ def save_policy(
     Args:
       policy, adapters: as in `Trained`.
       dtype: dtype of the weights on disk.
+      card: the README.md of policy/.
 
     Returns:
       the directories that were written.
@@ -285,6 +292,7 @@ def save_policy(
         policy.tokenizer,
         tower=tower,
         stop_ids=first.settings.chat.end_ids,
+        card=card,
         dtype=dtype,
     )
     return written

@@ -9,7 +9,6 @@ from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.answers import answer_questions
-from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.metrics_reader import read_metrics
 
 PACKAGES = ("ragen_jax", "jax", "flax", "transformers")
@@ -27,15 +26,10 @@ FIGURES = (  # metric, what it is
 )
 
 
-def write_cards(directories: Sequence[Path], config: Config, workdir: Path, step: int) -> None:
-    """Write the card of a run's policy into each directory of its export.
-
-    Args:
-      workdir: the run's folder, whose rows up to `step` the card reports.
-    """
+def card_of_run(config: Config, workdir: Path, step: int) -> str:
+    """Return the card of a run's policy at a step; its rows are in the run's folder."""
     rows = [row for row in read_metrics(workdir / "metrics.jsonl") if row["step"] <= step]
-    for directory in directories:
-        atomic_write(directory / "README.md", model_card(config, rows, step))
+    return model_card(config, rows, step)
 
 
 def model_card(config: Config, rows: Sequence[Metrics], step: int) -> str:

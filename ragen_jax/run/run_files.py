@@ -33,6 +33,23 @@ def warn_unreadable(line: str) -> None:
     show(f"warning: {line}")
 
 
+def policy_directory(path: str) -> str:
+    """Return the directory of the model that `path` names: for a run's folder, that of its policy.
+
+    Raises:
+      ValueError: the run has not exported its policy.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file() or not (folder / "metrics.jsonl").exists():
+        return path
+    if not (folder / "policy").is_dir():
+        raise ValueError(
+            f"{path} is a run without policy/, which is written at its end; export a checkpoint "
+            f"with python -m ragen_jax.export --workdir={path}"
+        )
+    return str(folder / "policy")
+
+
 def read_events(path: Path, say: Say = warn_unreadable) -> list[dict[str, Any]]:
     """Return the events that `log.write_events` wrote, without damaged lines; [] without a file."""
     found = []

@@ -20,7 +20,7 @@ from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finit
 from ragen_jax.run.folder import RunFolder, open_folder
 from ragen_jax.run.load import Policy, load_policy, save_policy
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.model_card import write_cards
+from ragen_jax.run.model_card import card_of_run
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.reports import Reports
 from ragen_jax.run.training import Preemption, Run, Schedule
@@ -172,6 +172,5 @@ def export_policy(config: Config, run: Run, learner: Learner, state: TrainState)
         if config.model.dtype != "float32":  # too imprecise for the merged model
             params = load_policy(config, run.workdir).params
     policy = Policy(run.model, params, run.tokenizer, run.tasks)
-    written = save_policy(run.workdir, config, policy, adapters, dtype="float32")
-    if is_main_process():
-        write_cards(written, config, run.workdir, int(state.step))
+    card = card_of_run(config, run.workdir, int(state.step))
+    save_policy(run.workdir, config, policy, adapters, dtype="float32", card=card)

@@ -24,6 +24,7 @@ from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
 from ragen_jax.run.log import scores_to_show
+from ragen_jax.run.run_files import policy_directory
 from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
@@ -83,7 +84,7 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
       ValueError: the model cannot be read, or no row can be used.
     """
     with command.bad_input():
-        directory = hf.resolve(settings.model)
+        directory = hf.resolve(policy_directory(settings.model))
         shape = hf.model_config(directory)
         tokenizer = hf.load_tokenizer(directory)
         date = settings.date or command.today().isoformat()
