@@ -220,7 +220,9 @@ class Rollout(Section):
     # algorithm.mismatch_cap corrects for it. Needs a single device or
     # sampling_mesh.devices. 0: rollouts and updates alternate.
     ahead: int = whole(0, 0, 1)
-    save_every: int = whole(10, 0, MAX_INTERVAL)  # steps between files in rollouts/; 0: none
+    # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
+    # that fires, are saved as well. 0: none.
+    save_every: int = whole(10, 0, MAX_INTERVAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -513,6 +515,7 @@ class Log(Section):
     # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
     # (ragen_jax/storage/trackers.py).
     trackers: tuple[str, ...] = any_of(("tensorboard",), TRACKERS)
+    completions: int = whole(0, 0, 1000)  # replies printed in each step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,8 +79,8 @@ def apply(config: ConfigDict, model: str) -> None:
     if model not in models:
         name = config.env.name
         raise ValueError(
-            f"configs/{name}.py has no preset {model!r}{did_you_mean(model, models)}; accepted: "
-            f"{', '.join(models)}"
+            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(models)}"
+            f"{did_you_mean(model, models)}"
         )
     if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"

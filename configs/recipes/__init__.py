@@ -27,7 +27,7 @@ def apply(config: ConfigDict, names: Sequence[str]) -> None:
     for name in names:
         if name not in RECIPES:
             raise ValueError(
-                f"unknown recipe {name!r}{did_you_mean(name, RECIPES)}; known: {', '.join(RECIPES)}"
+                f"unknown recipe {name!r}; known: {', '.join(RECIPES)}{did_you_mean(name, RECIPES)}"
             )
         for field, value in RECIPES[name].items():
             *sections, last = field.split(".")

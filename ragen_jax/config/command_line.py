@@ -168,8 +168,8 @@ def config_file(value: str) -> str:
         if first in ours:
             hint = f"; recipes come after a preset: {first}:tiny{name[len(first) :]}"
         raise ValueError(
-            f"--config is {value!r}, which is not a config{hint}; accepted: a file such as "
-            f"configs/mine.py, or one of {', '.join(ours)}"
+            f"--config is {value!r}, which is not a config; accepted: a file such as "
+            f"configs/mine.py, or one of {', '.join(ours)}{hint}"
         )
     return f"{ours[name]}{colon}{preset}"
 

@@ -85,7 +85,8 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
     """Return the state and collapse/* metrics, with flow/* metrics if they are due."""
     settings = step.run.diagnosis
     flow = is_due(settings.flow_every, step.number)
-    scores = is_due(settings.scores_every, step.number)
+    every, last = settings.scores_every, step.run.schedule.steps
+    scores = is_due(every, step.number) or every > 0 and step.number in (1, last)
 
     def measure(index, task, episodes, return_GK):
         keep = None

@@ -159,6 +159,7 @@ def start(
         compiling=compiling,
         precompiler=Precompiler(compiling),
         fresh=latest is None,
+        completions=config.log.completions,
         preemption=preemption,
     )
     return run, learner, state

@@ -51,6 +51,7 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.reports import Reports
+from ragen_jax.run.samples import invalid_reply_lines, sample_lines
 from ragen_jax.run.step import Played
 from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
@@ -147,6 +148,7 @@ class Run:
     compiling: CompileMonitor
     precompiler: Precompiler
     fresh: bool  # whether the run starts at step 0, without a checkpoint
+    completions: int  # replies printed in each step
     preemption: "Preemption"
 
     @property
@@ -234,7 +236,8 @@ class Run:
         Returns:
           The exit code if the run ends here, else None.
         """
-        if is_due(self.schedule.save_rollouts, step) and is_main_process():
+        fired = [*played.fired, *fired, *_console_failures()]
+        if self._saves_rollouts(step, bool(fired)) and is_main_process():
             kept_E = self._kept_episodes(played, selection)
             for task, episodes, kept in zip(self.tasks, played.episodes_E, kept_E, strict=True):
                 write_rollouts(
@@ -254,9 +257,9 @@ class Run:
         note_output(begun=True)
         if "eval/return" in row:
             console(eval_line(step, row))
+        self._print_replies(step, played)
         if self.fresh and step == 1:
             self._print_judgement()
-        fired = [*played.fired, *fired, *_console_failures()]
         for rule in fired:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_main_process():
@@ -267,6 +270,27 @@ class Run:
         write_events(self.workdir / "events.jsonl", step, fired)
         self.reports.write_if_due(step)
         return self._save(step, state, {rule.action for rule in fired})
+
+    def _saves_rollouts(self, step: int, fired: bool) -> bool:
+        """Return whether a step's episodes are saved: when due, first, last, or if a rule fired."""
+        every = self.schedule.save_rollouts
+        return is_due(every, step) or every > 0 and (step in (1, self.schedule.steps) or fired)
+
+    def _print_replies(self, step: int, played: "Played") -> None:
+        """Print the replies that log.completions asks for, and an example if few are valid.
+
+        The example is printed in the first step and in every step that saves its episodes.
+        """
+        if not is_main_process():
+            return
+        explain = step == 1 or self._saves_rollouts(step, fired=False)
+        for task, episodes in zip(self.tasks, played.episodes_E, strict=True):
+            lines = sample_lines(task, episodes, self.completions)
+            if explain:
+                most = task.settings.budgets.max_new_tokens
+                lines += invalid_reply_lines(task, episodes, most)
+            for line in lines:
+                console(line)
 
     def _row_costs(self, step: int) -> Metrics:
         """Return the metrics of time, compilation and memory, measured when a row is written."""

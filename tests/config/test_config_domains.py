@@ -92,6 +92,7 @@ BEYOND = {
     "diagnose.gradients_buckets": (0,),
     "diagnose.gradients_edges": ((-1.0,), (0.0, 1.0), (INF,), (True,)),
     "eval.every": (-1,),
+    "log.completions": (-1, 1001),
     "eval.episodes": (0, 10**9),
     "eval.temperature": (0.0, 101.0),
     "eval.top_k": (-1,),

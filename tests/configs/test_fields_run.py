@@ -4,7 +4,9 @@ In most runs the filter keeps no groups (filter.eps), so the policy does not lea
 test_fields_learn.py tests learning. Fields whose effects can be distinguished are changed together.
 """
 
+import contextlib
 import dataclasses
+import io
 import json
 import threading
 import types
@@ -98,7 +100,8 @@ def outcome(tmp_path_factory):
             patch.setattr(play, "decode", decode_seen)
             patch.setattr(slot_pages, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
-            assert train.train(config, workdir) == 0
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                assert train.train(config, workdir) == 0
         played = {int(p.stem[5:]): p for p in sorted((workdir / "rollouts").glob("*.jsonl"))}
         solved = {int(p.stem[5:]): p for p in sorted((workdir / "eval").glob("*.json"))}
         return types.SimpleNamespace(
@@ -111,6 +114,7 @@ def outcome(tmp_path_factory):
             saved=sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()),
             exported=(workdir / "policy").exists(),
             stored=sorted(int(p.stem[5:]) for p in (workdir / "diagnostics").glob("*.npz")),
+            printed=printed.getvalue(),
             pages=len(pages),  # report pages started during the run
             waits=waits,  # seconds that a full disk is waited for
             decoded=decoded,  # seconds to wait while the disk is full
@@ -240,7 +244,11 @@ RUNS = {
     "rollout.group_size": Entry(
         3, lambda _, o: {e["member"] for e in episodes(o)} == {0, 1, 2}, along=SIZES
     ),
-    "rollout.save_every": Entry(2, lambda _, o: [*o.played] == [2], along=SIZES),
+    # The first and the last of three steps are saved as well.
+    "rollout.save_every": Entry(2, lambda _, o: [*o.played] == [1, 2, 3], along=SIZES),
+    "log.completions": Entry(
+        3, lambda _, o: o.printed.count("    reply: <think>") == 3 * len(o.rows)
+    ),
     "filter.metric": Entry(
         "length",
         lambda _, o: abs(figure(o, 2, "filter/score_mean") - lengths(o, 2)) < 1e-3,
@@ -349,7 +357,7 @@ RUNS = {
     "diagnose.flow_every": Entry(
         2, lambda _, o: with_figure("flow/first_turn/", o) == [2], along=SCORED
     ),
-    "diagnose.scores_every": Entry(2, lambda _, o: o.stored == [2], along=SCORED),
+    "diagnose.scores_every": Entry(2, lambda _, o: o.stored == [1, 2], along=SCORED),
     "diagnose.first_turn_samples": Entry(2, lambda _, o: o.scored[:1] == [(2, 16)], along=SCORED),
     "diagnose.trajectory_samples": Entry(
         3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED
