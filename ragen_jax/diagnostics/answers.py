@@ -35,8 +35,8 @@ def _dependence(rows: Sequence[Metrics]) -> str | None:
     if not own or not chance or not excess:
         return None
     figures = (
-        f"{own.mean:.0%} ± {100 * own.half_width:.0f} of it is most likely under its own prompt, "
-        f"and {chance.mean:.0%} would be by chance"
+        f"{own.mean:.0%} ± {100 * own.half_width:.0f} of it is most likely under its own prompt "
+        f"(chance: {chance.mean:.0%})"
     )
     if excess.low > 0:
         return f"The reasoning depends on its prompt: {figures}."
@@ -61,4 +61,4 @@ def _truth(rows: Sequence[Metrics]) -> str | None:
     true = _recent(rows, "reasoning/grounded_rate")
     if not true:
         return None
-    return f"{true.mean:.0%} ± {100 * true.half_width:.0f} of the facts that it states are true."
+    return f"{true.mean:.0%} ± {100 * true.half_width:.0f} of the facts in the reasoning are true."

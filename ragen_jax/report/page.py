@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.report import episodes, matrices, sentences, timelines
+from ragen_jax.report.glossary import glossary_html
 from ragen_jax.report.runs import RunRecord, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
 from ragen_jax.storage.atomic_io import atomic_write
@@ -185,6 +186,7 @@ def _document(*, title: str, top: str, settings: str, data: dict[str, Any]) -> s
         "TITLE": title,
         "TOP": top,
         "SETTINGS": settings,
+        "GLOSSARY": glossary_html(),
         "DATA": encode_for_script(data),
         "PLOT": scripts[0],
         "SCRIPT": scripts[1],

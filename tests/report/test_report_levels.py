@@ -109,9 +109,9 @@ def test_a_healthy_run_answers_the_three_questions(tmp_path):
     found = judged(tmp_path / "run", levels={ZA: (0.9, 0.1, 0.2)})
     depends, follows, true = found.answers
     assert depends.startswith("The reasoning depends on its prompt: 9")
-    assert "by chance" in depends and "13%" in depends or "12%" in depends
+    assert "(chance: 12%)" in depends
     assert follows.startswith("The action follows the reasoning: za_swap is 0.")
-    assert true.startswith("9") and true.endswith("of the facts that it states are true.")
+    assert true.startswith("9") and true.endswith("of the facts in the reasoning are true.")
 
 
 def test_answers_of_the_other_kind(tmp_path):
