@@ -268,7 +268,7 @@ RULES = (
         "replies without the required form",
         BAD,
         f"fewer than {VALID:.0%} of the replies of the last {RECENT} steps are valid",
-        "Look at `rollouts/*.jsonl`: the model may need `env.prompt=instruct`, an example of the "
+        "Look at `rollouts/*.jsonl`: the model may need `env.prompt=full`, an example of the "
         "form in its instructions, or supervised training.",
         _malformed,
     ),
@@ -342,7 +342,7 @@ RULES = (
     LevelRule(
         "too few steps",
         UNKNOWN,
-        f"fewer than {FEW_STEPS} steps",
+        f"the run has fewer than {FEW_STEPS} steps",
         "Train longer.",
         _too_few,
     ),
