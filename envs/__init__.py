@@ -55,6 +55,7 @@ CODE_OPTIONS = {
 }
 
 # Optional methods of an environment: name in version 0.1.0 -> name now.
+MEMBERS = ("actions", "instructions", "reset", "render", "identity", "step")
 RENAMED_METHODS = {"given": "list_problems", "grounded": "count_grounded"}
 
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
@@ -121,14 +122,37 @@ def make_env(name: str, **options: Any) -> Environment:
     """Build the environment called `name` with keyword `options`.
 
     Raises ValueError for a name that `find_env` does not find and for an unknown option (listing
-    the accepted options); the environment itself checks the options' values.
+    the accepted options); the environment itself checks the options' values. A constructor with
+    **options, such as that of a subclass that passes them on, receives all of them.
     """
     build = find_env(name)
     accepted = inspect.signature(build).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        try:
+            return _complete(name, build(**options))
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise ValueError(f"environment {name!r} has an unknown option: {error}") from error
     unknown = sorted(option for option in options if option not in accepted)
     if unknown:
         raise ValueError(
             f"environment {name!r} has no option {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted)}"
         )
-    return build(**options)
+    return _complete(name, build(**options))
+
+
+def _complete(name: str, environment: Any) -> Environment:
+    """Return an environment that has all members of envs.types.Environment.
+
+    Raises:
+      ValueError: it lacks some.
+    """
+    missing = [member for member in MEMBERS if not hasattr(environment, member)]
+    if missing:
+        raise ValueError(
+            f"environment {name!r} lacks {', '.join(missing)}; an environment has "
+            f"{', '.join(MEMBERS)} (ragen_jax/envs/types.py)"
+        )
+    return environment

@@ -1,5 +1,6 @@
 """An environment in a user's file: the example of docs/environments/own.md."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -133,3 +134,43 @@ def test_the_command_names_it_in_one_line(own):
     code, err = run(own, "--config=larger.py")
     assert code == 2 and err.count("\n") == 1
     assert "config.env.name: environment 'larger:Smaller'" in err and not (own / "run").exists()
+
+
+SUBCLASS = """
+from larger import Larger
+
+
+class Harder(Larger):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+class Bare:
+    actions = ("A",)
+
+    def __init__(self, *, split):
+        pass
+
+    def reset(self, seed):
+        return seed
+"""
+
+
+def test_a_subclass_may_pass_its_options_on(own, monkeypatch):
+    (own / "harder.py").write_text(SUBCLASS)
+    monkeypatch.delitem(sys.modules, "harder", raising=False)
+    options = list(inspect.signature(find_env("larger:Larger")).parameters)
+    environment = make_env("harder:Harder", split="train")
+    assert environment.reset(3) == make_env("larger:Larger", split="train").reset(3)
+    assert "split" in options
+    with pytest.raises(ValueError, match="'harder:Harder' has an unknown option: .*'depth'"):
+        make_env("harder:Harder", split="train", depth=3)
+    with pytest.raises(ValueError, match="'larger:Larger' has no option 'depth'; accepted: split"):
+        make_env("larger:Larger", split="train", depth=3)
+
+
+def test_a_missing_member_is_named(own, monkeypatch):
+    (own / "harder.py").write_text(SUBCLASS)
+    monkeypatch.delitem(sys.modules, "harder", raising=False)
+    with pytest.raises(ValueError, match="'harder:Bare' lacks instructions, render, identity, st"):
+        make_env("harder:Bare", split="train")
