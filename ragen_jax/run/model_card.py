@@ -18,7 +18,7 @@ FIGURES = (  # metric, what it is
     ("collapse/first_turn/own_margin", "information of the reasoning about its prompt, nats"),
     ("collapse/first_turn/retrieval_acc", "reasoning that is likeliest under its own prompt"),
     ("collapse/first_turn/retrieval_chance", "the same by chance"),
-    ("collapse/first_turn/h_cond", "H(Z|X), nats per token"),
+    ("collapse/first_turn/h_cond", "entropy of the reasoning given its prompt, nats per token"),
     ("flow/first_turn/za_swap", "effect of the reasoning on the action, nats"),
     ("reasoning/grounded_rate", "true statements in the reasoning"),
     ("rollout/valid_rate", "valid replies"),
