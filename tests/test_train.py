@@ -77,6 +77,7 @@ def test_a_run_writes_what_is_documented(finished):
         assert all(math.isfinite(value) for value in row.values())
     assert json.loads((finished / "config.json").read_text())["rollout"]["groups"] == 4
     assert sorted(p.name for p in (finished / "rollouts").iterdir()) == [
+        "step_000001.jsonl",
         "step_000002.jsonl",
         "step_000004.jsonl",
     ]

@@ -9,9 +9,7 @@ from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
 
 
-def rollout_metrics(
-    episodes: Sequence[Episode], return_GK: np.ndarray, *, max_new_tokens: int = 0
-) -> Metrics:
+def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """Return rollout/* metrics of all episodes played for a step, rates with their intervals.
 
     Episodes whose environment broke are counted in rollout/errors; all other metrics are about the
@@ -21,11 +19,9 @@ def rollout_metrics(
     Args:
       episodes: their groups are numbered from 0 and may differ in size.
       return_GK: returns of the episodes, in their order; any shape.
-      max_new_tokens: maximum tokens of a reply; 0: not known.
 
     Returns:
-      rollout/*. rollout/cut_off_rate is the fraction of replies that are not valid and as long as
-      max_new_tokens. rollout/lost_groups is the number of groups of two or more episodes with fewer
+      rollout/*. rollout/lost_groups is the number of groups of two or more episodes with fewer
       than two sound episodes: they allow no comparison, and no update learns from them.
     """
     group_E = np.array([episode.group for episode in episodes])
@@ -64,15 +60,28 @@ def rollout_metrics(
     metrics |= mean_with_interval("rollout/response_length", length_G, turns_G)
     for name, measure in rates.items():
         metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
-    if max_new_tokens:
-        cut_G = by_group(lambda turn: not turn.valid and len(turn.sampled) >= max_new_tokens)
-        metrics["rollout/cut_off_rate"] = cut_G.sum() / turns_G.sum()
     reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
     return metrics | {
         "rollout/return": return_E.mean(),
         "rollout/turns": turns_G.sum() / len(episodes),
         "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),
     }
+
+
+def cut_off_metrics(episodes: Sequence[Episode], max_new_tokens: int) -> Metrics:
+    """Return rollout/cut_off_rate: the fraction of replies that are cut off, and so not valid.
+
+    Args:
+      max_new_tokens: maximum tokens of a reply.
+
+    Returns:
+      {} without any reply of a sound episode.
+    """
+    turns = [turn for episode in episodes if not episode.error for turn in episode.turns]
+    if not turns:
+        return {}
+    cut = sum(not turn.valid and len(turn.sampled) >= max_new_tokens for turn in turns)
+    return {"rollout/cut_off_rate": cut / len(turns)}
 
 
 def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:

@@ -6,7 +6,6 @@ The mathematics is in other modules; the functions here call it with parts of a 
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -36,7 +35,7 @@ from ragen_jax.core.task_shares import (
 from ragen_jax.core.types import Batch, Episode, Metrics, Params
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
-from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
+from ragen_jax.diagnostics.rollouts import cut_off_metrics, rollout_metrics, selected_metrics
 from ragen_jax.diagnostics.stopping import Fired, update_stopping
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.env_calls import Clock, begin
@@ -74,10 +73,13 @@ def play(
     metrics = combine_metrics(run.tasks, [part.metrics() for part in collected])
     # The metrics cover all played episodes, not only those that dynamic sampling keeps.
     limit = run.tasks[0].settings.budgets.max_new_tokens
-    measure = functools.partial(rollout_metrics, max_new_tokens=limit)
-    metrics |= measure(concatenate_episodes(episodes_E), np.concatenate(returns_E))
+    everything = concatenate_episodes(episodes_E)
+    metrics |= rollout_metrics(everything, np.concatenate(returns_E))
+    metrics |= cut_off_metrics(everything, limit)
     if len(run.tasks) > 1:
-        metrics |= label_metrics(run.tasks, list(map(measure, episodes_E, returns_E)))
+        metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
+        cut_E = [cut_off_metrics(episodes, limit) for episodes in episodes_E]
+        metrics |= label_metrics(run.tasks, cut_E)
         if not all(map(success_is_defined, episodes_E)):  # undefined for some environment
             for name in ("rollout/success", "rollout/success_ci95"):
                 metrics.pop(name, None)

@@ -8,7 +8,7 @@ import pytest
 from ragen_jax.algorithm.rewards import success_is_defined
 from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
-from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
+from ragen_jax.diagnostics.rollouts import cut_off_metrics, rollout_metrics, selected_metrics
 from ragen_jax.run.heldout import summarise
 
 pytestmark = pytest.mark.fast
@@ -72,3 +72,13 @@ def test_broken_episodes_say_nothing_of_success(episodes):
     assert not success_is_defined([*sound, broken, *idle])
     assert not success_is_defined([*sound, broken])
     assert success_is_defined([broken])
+
+
+def test_replies_that_are_cut_off(make_turn, make_episode):
+    long, valid = make_turn([1], [2, 3, 4], valid=False), make_turn([1], [2, 3, 4])
+    short = make_turn([1], [2], valid=False)
+    episodes = [make_episode(0, 0, [long, valid]), make_episode(0, 1, [short, long])]
+    assert cut_off_metrics(episodes, 3) == {"rollout/cut_off_rate": 0.5}
+    assert cut_off_metrics(episodes, 4) == {"rollout/cut_off_rate": 0.0}
+    broken = [dataclasses.replace(episode, error="x") for episode in episodes]
+    assert cut_off_metrics(broken, 3) == {}

@@ -63,6 +63,7 @@ class Chat:
     rng: np.random.Generator
     stop_ids: tuple = (STOP,)
     images: object = NO_IMAGES
+    stops: None = None  # no stop strings
 
     def observe(self, observation, **_):
         return observation
