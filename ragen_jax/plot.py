@@ -138,7 +138,7 @@ def _line(
 def parse(argv: Sequence[str]) -> list[Path]:
     """Return the folders of the runs that the command line names."""
     with command.bad_input(flags.Error):
-        words = command.words_of(argv)
+        words = command.run_folders(argv)
         if not words:
             raise ValueError("name a run folder: python -m ragen_jax.plot runs/NAME")
         if importlib.util.find_spec("matplotlib") is None:

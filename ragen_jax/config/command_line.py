@@ -241,13 +241,17 @@ def words_of(argv: Sequence[str]) -> list[str]:
     if help.is_asked(argv):
         print(help.help_text(()))
         sys.exit(0)
-    words = flags.FLAGS(list(argv))[1:]
-    return [*words, *(flags.FLAGS.workdir if "workdir" in flags.FLAGS else ())]
+    return flags.FLAGS(list(argv))[1:]
 
 
 def define_workdirs() -> None:
-    """Define --workdir of a command that reads the folders of runs, for `words_of`."""
+    """Define --workdir of a command that reads the folders of runs, for `run_folders`."""
     flags.DEFINE_multi_string("workdir", [], "Folder of a run, the same as naming it.")
+
+
+def run_folders(argv: Sequence[str]) -> list[str]:
+    """Return the folders that are named as words or by --workdir; raises as `words_of` does."""
+    return [*words_of(argv), *flags.FLAGS.workdir]
 
 
 def run_command(

@@ -18,7 +18,7 @@ from ragen_jax.report.page import write_report
 def parse(argv: Sequence[str]) -> list[Path]:
     """Parse the command line and return the runs' folders."""
     with command.bad_input(flags.Error):
-        words = command.words_of(argv)
+        words = command.run_folders(argv)
         if not words:
             raise ValueError("name a run folder: python -m ragen_jax.report runs/NAME")
         return list(map(Path, words))
