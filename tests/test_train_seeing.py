@@ -19,7 +19,7 @@ from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.load import for_sampling, load_policy, restore_run
 from ragen_jax.storage.metrics_reader import read_metrics
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]  # they share an agent that is trained for them
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,6 @@ def timeless(workdir):
     ]
 
 
-@pytest.mark.slow
 def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train.train(config, whole) == 0
@@ -106,7 +105,6 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     assert again["eval/return"] == rows[3]["eval/return"]
 
 
-@pytest.mark.slow
 def test_a_tower_learns_by_adapters_resumes_and_is_exported(config, directory, tmp_path):
     config.model.lora.update(rank=2, tower=True)
     config.algorithm.kl_coef = 0.1
@@ -139,7 +137,6 @@ def test_a_tower_learns_by_adapters_resumes_and_is_exported(config, directory, t
     assert merged["eval/return"] == pytest.approx(again["eval/return"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_adapters_a_critic_and_a_reference_see(config, tmp_path, ahead):
     config.steps = 2
@@ -153,7 +150,6 @@ def test_adapters_a_critic_and_a_reference_see(config, tmp_path, ahead):
         assert np.isfinite(row["update/kl"]) and np.isfinite(row["critic/explained_variance"])
 
 
-@pytest.mark.slow
 def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
     config.steps = 2
     found = []
@@ -168,7 +164,6 @@ def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
             assert a["update/loss"] == pytest.approx(b["update/loss"], abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("served", [(), ("--config.rollout.slots=6", "--config.rollout.chunk=4")])
 def test_two_processes_show_what_one_does(directory, tmp_path, served):
     """Processes exchange the images to register or show; both train the tower."""
@@ -220,7 +215,6 @@ def test_adapters_of_a_tower_that_is_not_there_are_refused(config, agent, tmp_pa
     assert "config.model.lora.tower" in refused(config, tmp_path / "run", capsys)
 
 
-@pytest.mark.slow
 def test_a_model_without_a_file_of_its_images_is_refused(config, directory, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
@@ -230,7 +224,6 @@ def test_a_model_without_a_file_of_its_images_is_refused(config, directory, tmp_
     assert images.FILE in refused(config, tmp_path / "run", capsys)
 
 
-@pytest.mark.slow
 def test_images_that_the_model_cannot_be_shown_are_refused(config, directory, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
