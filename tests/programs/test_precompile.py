@@ -102,7 +102,8 @@ def test_cross_scoring_finds_what_was_compiled_for_it(agent):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("context", [pytest.param("single_turn", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["single_turn", "full"])
 def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     agent, monkeypatch, tmp_path, context
 ):

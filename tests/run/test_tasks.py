@@ -445,7 +445,8 @@ def go_on(messages, row):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slots", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [0, 3])
 def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_exactly(
     agent, tmp_path, monkeypatch, slots
 ):
