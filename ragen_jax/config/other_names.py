@@ -49,7 +49,7 @@ FLAGS = {  # names of other tools -> a sentence about our flag
 
 
 def other_name(name: str) -> str:
-    """Return the hint for a name that other tools use for a setting; "" if there is none."""
+    """Return the hint for a name that other tools use for a setting; "" without such a name."""
     last = name.lower().replace("-", "_").rpartition(".")[2]
     if last in FIELDS:
         return f"; here it is called --config.{FIELDS[last]}"

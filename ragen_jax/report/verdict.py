@@ -106,7 +106,7 @@ class Verdict:
 
     @property
     def main_finding(self) -> Finding | None:
-        """Return the finding that explains the state; None if a cause does, or if there is none.
+        """Return the finding that explains the state; None if a cause does, or without findings.
 
         After an alarm, a cause explains more: it says what changed, and when.
         """

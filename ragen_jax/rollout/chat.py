@@ -261,7 +261,7 @@ class Chat:
         close = text.find(_CLOSE)
         if close < 0:
             return Reply((0, 0), (0, 0), (), False)
-        # The token that ends a stop string may go on with other text.
+        # The token that ends a stop string may contain further text.
         cuts = (*self._stop_texts, *(() if self.format.strict else ANSWER_ENDS))
         text = text[: find_end(text, cuts)]
         reasoning, rest = token_span(ends, 0, close), close + len(_CLOSE)

@@ -48,7 +48,7 @@ def select_episodes(
 
     Returns:
       (score_G, keep_GK bool, zero_G bool): keep_GK contains only sound members of groups with a
-      score; zero_G tells which scores count as 0.
+      score; zero_G says which scores count as 0.
     """
     s = settings
     environment_G = jnp.repeat(
