@@ -18,7 +18,7 @@
 #                  chip) for others
 #   IMAGE          container image, pushed where the cluster can pull it; required
 #   WORKDIR        folder of the run: a mount that all pods share (Filestore, NFS); required
-#   CONFIG         config file[:PRESET], a path inside IMAGE; default: train's default
+#   CONFIG         config file[:PRESET], a path inside IMAGE; needed for a new run
 #   NUM_SLICES     number of slices; default 1
 #   MAX_RESTARTS   maximum number of restarts of the workload; default 10; none after bad input or a
 #                  stopping rule

@@ -5,7 +5,7 @@
 # a SIGTERM sent to it alone, it is started again and resumes from WORKDIR.
 #
 #   WORKDIR        folder of the run; default runs/gpu-DATE-TIME
-#   CONFIG         config file[:PRESET]; default: train's default
+#   CONFIG         config file[:PRESET]; needed for a new run
 #   VENV           virtual environment, created if absent; default .venv in the repository
 #   PYTHON         interpreter that creates it, 3.11 to 3.13; default python3
 #   MAX_RESTARTS   maximum number of restarts; default 10

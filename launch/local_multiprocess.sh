@@ -5,7 +5,7 @@
 #   NUM_PROCESSES        number of processes; default 2
 #   DEVICES_PER_PROCESS  virtual CPU devices per process; default 1
 #   WORKDIR              folder of the run, passed on as --workdir if set; train needs a folder
-#   CONFIG               config file[:PRESET], passed on as --config if set
+#   CONFIG               config file[:PRESET], passed on as --config if set; needed for a new run
 #   PORT                 port of the coordinator on 127.0.0.1; default: random, 20000 to 29999
 #   LOG_DIR              folder for process_I.log; default runs/processes-DATE-TIME
 #   GRACE_SECONDS        seconds between Ctrl-C or SIGTERM, which the processes get as SIGTERM, and

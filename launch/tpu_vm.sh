@@ -9,7 +9,7 @@
 #   NAME             name of the TPU VM; required
 #   ACCELERATOR      v4-N, v5litepod-N, v5p-N or v6e-N; required
 #   WORKDIR          folder of the run: a mount that all workers share (Filestore, NFS); required
-#   CONFIG           config file[:PRESET]; default: train's default
+#   CONFIG           config file[:PRESET]; needed for a new run
 #   RUNTIME_VERSION  software on the TPU VM; default: the version for ACCELERATOR
 #   SPOT             1: spot capacity, cheaper, may be preempted; default 0
 #   DELETE           1: delete the TPU VM when the run has ended; default 0 (billing continues)
