@@ -54,8 +54,10 @@ CODE_OPTIONS = {
     "gymnasium": ("id", "module", "maker", "arguments"),
 }
 
-# Optional methods of an environment: name in version 0.1.0 -> name now.
+# The members that every environment has; the other members of the contract are optional.
 MEMBERS = ("actions", "instructions", "reset", "render", "identity", "step")
+
+# Optional methods of an environment: name in version 0.1.0 -> name now.
 RENAMED_METHODS = {"given": "list_problems", "grounded": "count_grounded"}
 
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS

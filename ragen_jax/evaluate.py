@@ -13,8 +13,7 @@ variance (diagnostics/gradients.py) and writes them to gradients/step_N.json in 
 --model may be an adapter in PEFT format; its adapter_config.json names the base model.
 
 A few lines sum up the metrics; --all prints every one. The metrics and the fields that were set are
-written as JSON to --out. For a run, the default is
-evaluation_step_N.json in its folder.
+written as JSON to --out. For a run, the default is evaluation_step_N.json in its folder.
 """
 
 import json

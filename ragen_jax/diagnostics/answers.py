@@ -28,6 +28,13 @@ def _recent(rows: Sequence[Metrics], name: str, *, minus: str = "") -> Estimate 
     return estimate([row for row in rows if name in row][-RECENT:], name, minus=minus)
 
 
+def _choose(effect: Estimate, none: float, *, yes: str, no: str, unknown: str) -> str:
+    """Return the answer that an effect's interval gives: `yes` above 0, else `no` below `none`."""
+    if effect.low > 0:
+        return yes
+    return no if effect.high < none else unknown
+
+
 def _dependence(rows: Sequence[Metrics]) -> str | None:
     own = _recent(rows, f"{FIRST_TURN}/retrieval_acc")
     chance = _recent(rows, f"{FIRST_TURN}/retrieval_chance")
@@ -38,23 +45,28 @@ def _dependence(rows: Sequence[Metrics]) -> str | None:
         f"{own.mean:.0%} ± {100 * own.half_width:.0f} of it is most likely under its own prompt "
         f"(chance: {chance.mean:.0%})"
     )
-    if excess.low > 0:
-        return f"The reasoning depends on its prompt: {figures}."
-    if excess.high < NO_DEPENDENCE:
-        return f"The reasoning does not depend on its prompt: {figures}."
-    return f"It is open whether the reasoning depends on its prompt: {figures}."
+    answer = _choose(
+        excess,
+        NO_DEPENDENCE,
+        yes="The reasoning depends on its prompt",
+        no="The reasoning does not depend on its prompt",
+        unknown="It is open whether the reasoning depends on its prompt",
+    )
+    return f"{answer}: {figures}."
 
 
 def _use(rows: Sequence[Metrics]) -> str | None:
     effect = _recent(rows, "flow/first_turn/za_swap")
     if not effect:
         return None
-    figures = f"za_swap is {effect.mean:.2f} ± {effect.half_width:.2f} nats per action"
-    if effect.low > 0:
-        return f"The action follows the reasoning: {figures}."
-    if effect.high < NO_USE:
-        return f"The action does not follow the reasoning: {figures}."
-    return f"It is open whether the action follows the reasoning: {figures}."
+    answer = _choose(
+        effect,
+        NO_USE,
+        yes="The action follows the reasoning",
+        no="The action does not follow the reasoning",
+        unknown="It is open whether the action follows the reasoning",
+    )
+    return f"{answer}: za_swap is {effect.mean:.2f} ± {effect.half_width:.2f} nats per action."
 
 
 def _truth(rows: Sequence[Metrics]) -> str | None:

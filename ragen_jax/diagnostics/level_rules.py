@@ -23,7 +23,6 @@ SOLVED = 0.98  # held-out success at step 0 from which nothing is left to learn
 TRUE = 0.5  # fraction of true statements below which reasoning misreads its prompt
 NO_USE = 0.25  # nats per action; an effect of the reasoning below this is none
 NO_DEPENDENCE = 0.1  # retrieval above chance that counts as none
-NORMAL = 1.96  # half-width of a 95 % interval in standard errors
 
 BAD, WEAK, UNKNOWN = "bad", "weak", "unknown"  # grades of findings
 
@@ -46,14 +45,6 @@ class Records:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """A rule that holds."""
-
-    rule: "LevelRule"
-    words: str  # the evidence: a sentence without a full stop
-
-
-@dataclasses.dataclass(frozen=True)
 class LevelRule:
     """A named rule, and what to do if it holds."""
 
@@ -62,6 +53,14 @@ class LevelRule:
     rule: str  # in words, thresholds included
     cure: str
     find: Callable[[Records], str | None]  # the evidence in words; None: the rule does not hold
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A rule that holds."""
+
+    rule: LevelRule
+    words: str  # the evidence: a sentence without a full stop
 
 
 @dataclasses.dataclass(frozen=True)

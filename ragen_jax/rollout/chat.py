@@ -48,7 +48,6 @@ PROMPTS = ("full", "terse")
 
 Spans = tuple[Span, ...]
 
-_CLOSE = END_OF_REASONING
 ANSWER_ENDS = ("</answer>", "</tool_call>")  # texts after which nothing of a reply is read
 
 _REPLY_FORMAT = (
@@ -218,7 +217,7 @@ class Chat:
 
         bare = []
         for turn in turns[self.first_shown(turns, message, prompt, spans) :]:
-            closed = _CLOSE in self._bytes(turn.sampled)[0]
+            closed = END_OF_REASONING in self._bytes(turn.sampled)[0]
             start = turn.reasoning[1] if closed else len(turn.sampled)
             bare.append(dataclasses.replace(turn, sampled=turn.sampled[start:]))
         return self._show_all(bare, in_parts(message, spans))
@@ -258,13 +257,13 @@ class Chat:
         if len(sampled) and int(sampled[-1]) in self.stop_ids:
             sampled = sampled[:-1]
         text, ends = self._bytes(sampled)
-        close = text.find(_CLOSE)
+        close = text.find(END_OF_REASONING)
         if close < 0:
             return Reply((0, 0), (0, 0), (), False)
         # The token that ends a stop string may contain further text.
-        cuts = (*self._stop_texts, *(() if self.format.strict else ANSWER_ENDS))
-        text = text[: find_end(text, cuts)]
-        reasoning, rest = token_span(ends, 0, close), close + len(_CLOSE)
+        stops = self.stops.texts if self.stops else ()
+        text = text[: find_end(text, stops if self.format.strict else (*stops, *ANSWER_ENDS))]
+        reasoning, rest = token_span(ends, 0, close), close + len(END_OF_REASONING)
         # The answer must follow the first </think>, and nothing may follow the answer (except after
         # a stop string, or unless format.strict).
         inside = enclosed(text, rest, b"answer")
@@ -288,10 +287,6 @@ class Chat:
         ]
         actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
-
-    @property
-    def _stop_texts(self) -> tuple[str, ...]:
-        return self.stops.texts if self.stops else ()
 
     def ends_reply(self, sampled: Sequence[int] | np.ndarray) -> bool:
         """Return whether a reply ended by itself: by a stop token or a stop string."""

@@ -34,14 +34,11 @@ def invalid_reply_lines(task: Task, episodes: Sequence[Episode], max_new_tokens:
     if not turns or len(turns) - len(invalid) >= FEW_VALID * len(turns):
         return []
     chat = task.settings.chat
-    reasons = Counter(explain_invalid(chat, turn, max_new_tokens) for turn in invalid)
-    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    reasons = [explain_invalid(chat, turn, max_new_tokens) for turn in invalid]
+    counted = Counter(reasons).most_common()
+    counts = ", ".join(f"{count} {reason}" for reason, count in counted)
     name = f"{task.label}: " if task.label else ""
-    example = next(
-        turn
-        for turn in invalid
-        if explain_invalid(chat, turn, max_new_tokens) == reasons.most_common(1)[0][0]
-    )
+    example = invalid[reasons.index(counted[0][0])]
     head = f"  {name}{len(invalid)} of {len(turns)} replies are not valid: {counts}; for example"
     return [head, *_shown(task, example)]
 

@@ -7,10 +7,10 @@
 
 Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
 prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
-files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. The figures
-of one step are summed up in a few lines (--all prints every figure), and each of several steps in
-one; score.json has all figures, and score.html is the report page. Rows that cannot be
-used are listed and the others are scored; the exit code is 2 if no row can be used.
+files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. The figures of one
+step are summed up in a few lines (--all prints every figure), and each of several steps in one;
+score.json has all figures, and score.html is the report page. Rows that cannot be used are listed
+and the others are scored; the exit code is 2 if no row can be used.
 """
 
 from collections.abc import Sequence
