@@ -19,11 +19,13 @@ from benchmarks import (
     filtering,
     generation,
     gpu,
+    grpo_step,
     lengths,
     llm,
     measure,
     odd,
     padding,
+    prefixes,
     reading,
     saving,
     scoring,
@@ -48,6 +50,7 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
     "padded-update": (padding.padded_update, 5, "float32"),
+    "shared-prefixes": (prefixes.shared_prefixes, 3, "float32"),
     "scoring": (scoring.scoring, 3, "float32"),
     "saving": (saving.saving, 9, "float32"),
     "reading": (reading.reading, 5, "float32"),
@@ -59,7 +62,13 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
 # name: (module with report and as_table, default number of runs)
 SIMULATIONS = {"alarm": (alarm, 400), "alarm-bound": (alarm_bound, 400)}
 # name: module whose main parses the remaining arguments
-OWN_OPTIONS = {"chaos": chaos, "curves": curves, "odd": odd, "train-length": lengths}
+OWN_OPTIONS = {
+    "chaos": chaos,
+    "curves": curves,
+    "grpo-step": grpo_step,
+    "odd": odd,
+    "train-length": lengths,
+}
 ONE_ARENA = (
     "slots",
     "slots-equal",
@@ -69,6 +78,7 @@ ONE_ARENA = (
     "kept-cache",
     "rollout-0.5b",
     "qwen-0.5b",
+    "shared-prefixes",
 )  # cases with one pool of memory for all threads, as in `train`
 
 

@@ -191,8 +191,7 @@ def figures(workdir):
     rows = [row for row in rows if row["step"] > 1 and not row["time/compile"]]
     if not rows:
         raise RuntimeError(f"every step of {workdir} compiled something")
-    (rollouts,) = (workdir / "rollouts").iterdir()
-    episodes = read_rows(rollouts)
+    episodes = read_rows(max((workdir / "rollouts").iterdir()))  # of the last step
     prompts = [max(len(turn["prompt_ids"]) for turn in turns) for turns in _turns(episodes)]
     replies = {len(turn["sampled_ids"]) for turns in _turns(episodes) for turn in turns}
     limit = json.loads((workdir / "config.json").read_text())["rollout"]["max_new_tokens"]
@@ -233,7 +232,7 @@ def flops(row):
     """Return the operations of a step, by the formulas of programs/roofline.py for its tokens.
 
     A step is a rollout of all episodes in lock step, with the cache kept between turns, and updates
-    in micro-batches of whole rows, without padding, reference model and critic.
+    in micro-batches of whole rows, without padding, shared positions, reference model and critic.
     """
     B, T = row["episodes"], row["reply"]
     work = Work(shape(row["width"], VOCABULARY))
@@ -241,9 +240,16 @@ def flops(row):
     for before, prompt in itertools.pairwise(row["prompts"]):
         total += work.extend(B, prompt, prompt - before - T).flops
     total += sum(work.decode(B, prompt, T).flops for prompt in row["prompts"])
-    row_tokens = row["prompts"][-1] + T
-    sizes = dict(micro_batches=B // MICRO_BATCH, reference=False, trained=0)
-    return total + work.update(MICRO_BATCH, row_tokens, **sizes).flops
+    positions = row["prompts"][-1] + T - 1  # of a row; each attends to all of them
+    update = work.update(
+        MICRO_BATCH * positions,
+        MICRO_BATCH * positions**2,
+        MICRO_BATCH * len(row["prompts"]) * T,
+        micro_batches=B // MICRO_BATCH,
+        reference=False,
+        trained=0,
+    )
+    return total + update.flops
 
 
 def peak_bytes(row):

@@ -27,11 +27,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import read_introduction
 from ragen_jax.core.clean_text import last_line
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym, package
@@ -44,7 +44,6 @@ FREQUENT = 5  # number of frequent right answers that are tried on all problems
 MAX_ACTIONS = 12  # maximum number of action words that are tried one by one
 # Environments without their own problems: these are the user's, or those of tasks.
 FOREIGN = ("dataset", "gymnasium", "reasoning_gym", "textarena")
-INTRODUCTION = resources.files(__package__).joinpath("floors.md")
 
 CONSTANTS = (
     *("", ".", "-", ",", "the", "a", "x", "I", "0", "1", "-1", "2", "3", "4", "5", "10", "100"),
@@ -315,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
     tasks = sorted(set(package.load().DATASETS) - set(package.REFUSED))
     environments = [name for name in sorted(ENVS) if name not in FOREIGN]
     if not names:
-        print(INTRODUCTION.read_text(encoding="utf-8"))
+        print(read_introduction("floors.md"))
     for title, accepted, measure in (
         ("Environments", environments, measure_environment),
         ("Tasks of reasoning-gym", tasks, measure_task),

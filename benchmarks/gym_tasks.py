@@ -8,8 +8,8 @@ Seconds are CPU time of one core: medians over ITEMS items, or over fewer if SEC
 import copy
 import statistics
 import time
-from importlib import resources
 
+from benchmarks.pages import read_introduction
 from ragen_jax.envs.reasoning_gym_tasks import package
 
 ITEMS = 15
@@ -17,7 +17,6 @@ SECONDS = 6.0  # maximum CPU time of a task
 FIRST = 1000  # index of the first item
 # Refused tasks: their largest possible size.
 SIZES = {"word_ladder": 20_000, "list_functions": 10_000}
-INTRODUCTION = resources.files(__package__).joinpath("gym_tasks.md")
 
 
 def measure(factory, task):
@@ -68,7 +67,7 @@ def main():
     tasks = sorted(factory.DATASETS)
     accepted = len(set(tasks) - set(package.REFUSED))
     rows = [row(factory, task) for task in tasks]
-    print(INTRODUCTION.read_text(encoding="utf-8"))
+    print(read_introduction("gym_tasks.md"))
     print(
         f"{accepted} of {len(tasks)} tasks are accepted. Written by `python -m benchmarks.gym_tasks"
         f" > docs/reasoning_gym.md` in {time.process_time() - start:.0f} s of CPU time.\n"

@@ -15,12 +15,15 @@ from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys, prefill
+from ragen_jax.update.buckets import split_by_length
 from ragen_jax.update.optimize import (
+    MinibatchLayout,
     apply_gradient,
     micro_batches,
     needs_start,
     no_gradient,
 )
+from ragen_jax.update.pieces import TokenRows
 from ragen_jax.update.policy import Loss, init_state, policy_gradient
 
 TINY = ModelConfig(
@@ -87,20 +90,17 @@ def updater(model, params, *, rows, length, micro_batch=None):
     mask = np.ones(shape_BT, np.float32)
     mask[..., 0] = 0
     rng = np.random.default_rng(0)
+    tokens_BT = rng.integers(0, model.config.vocab_size, shape_BT).astype(np.int32)
     arrays = {
-        "tokens": rng.integers(0, model.config.vocab_size, shape_BT).astype(np.int32),
         "logp": np.full(shape_BT, -np.log(model.config.vocab_size), np.float32),
         "advantage": np.ones(shape_BT, np.float32),
         "mask": mask,
     }
     weights = jax.device_get(minibatch_weights(mask, LOSS.aggregation))
-    pieces, count = micro_batches(
-        {**arrays, "weights": weights},
-        np.arange(rows),
-        mesh=mesh,
-        micro_batch=micro_batch or rows,
-        size=rows,
-    )
+    layout = MinibatchLayout(mesh, 1, micro_batch or rows, rows)
+    read = TokenRows(tokens_BT, mask > 0)
+    ((piece,),) = split_by_length([np.arange(rows)], read, layout.grouping).pieces
+    pieces, count = micro_batches(piece, read, layout, {**arrays, "weights": weights})
     states = [init_state(params, optimizer, mesh)]
     one = np.float32(1.0)
 

@@ -13,8 +13,9 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.update import buckets
+from ragen_jax.update import optimize
 from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.pieces import Piece, Sizes, Split, padded_row
 from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
 # Rows have a quarter of the paper's tokens, and two cores update the model in seconds.
@@ -53,9 +54,14 @@ def random_batch(length_B, rng, vocab_size):
     return batch, rng.normal(size=(B, 1)).astype(np.float32) * mask
 
 
-def pad_to_longest(minibatches, length_B, T, *, micro_batch):
-    """Replace `split_by_length` of buckets.py: pad every row to the longest row of the step."""
-    return [[buckets.Piece(rows, T)] for rows in minibatches]
+def pad_to_longest(minibatches, rows, grouping):
+    """Replace `split_rows` of micro_batches.py: pad every row to the longest row of the step."""
+    longest = padded_row(int(rows.count_B.max()))
+    sizes = Sizes(longest, grouping.shard_rows * longest)
+    pieces = [[Piece(chosen, sizes)] for chosen in minibatches]
+    positions = sum(piece.positions(grouping) for (piece,) in pieces)
+    real = sum(int(rows.count_B[chosen].sum()) for chosen in minibatches)
+    return Split(pieces, positions, real, real)
 
 
 def padded_update(repeats):
@@ -88,7 +94,7 @@ def padded_update(repeats):
         return run
 
     ours = updater("cut", contextlib.nullcontext)
-    other = updater("padded", lambda: mock.patch.object(buckets, "split_by_length", pad_to_longest))
+    other = updater("padded", lambda: mock.patch.object(optimize, "split_rows", pad_to_longest))
     found = compare(ours, other, repeats=repeats)
     return [
         Row(

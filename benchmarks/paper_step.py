@@ -21,7 +21,7 @@ from benchmarks.slots import planted_setting
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.update import buckets
+from ragen_jax.update import optimize
 from ragen_jax.update.optimize import MinibatchLayout
 from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
@@ -83,7 +83,7 @@ def paper_step(
 
         by_length, padded = (
             contextlib.nullcontext,
-            lambda: mock.patch.object(buckets, "split_by_length", pad_to_longest),
+            lambda: mock.patch.object(optimize, "split_rows", pad_to_longest),
         )
         episodes = play(0)
         efficiencies = learn(episodes, by_length), learn(episodes, padded)

@@ -366,7 +366,9 @@ class Optimizer(Section):
     max_grad_norm: float = above(1.0, 0, 10**9)  # maximum global norm of the gradient
     # updates per step, each with an equal part of the kept rows
     minibatches: int = whole(4, 1, 1024)
-    micro_batch: int = whole(4, 1, 2**16)  # rows per forward and backward pass
+    # rows per forward and backward pass; rows that share their beginnings are packed into as many
+    # positions, up to four times as many rows
+    micro_batch: int = whole(4, 1, 2**16)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ include_patterns = [
 exclude_patterns = [
     "docs/README.md",
     "docs/site",
-    # Introductions that benchmarks/*.py put into pages of docs/, whose links they have.
+    # Introductions that benchmarks/*.py put into pages of docs/ (benchmarks/pages.py).
     "benchmarks/floors.md",
     "benchmarks/gym_tasks.md",
 ]

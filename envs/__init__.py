@@ -63,6 +63,10 @@ RENAMED_METHODS = {"given": "list_problems", "grounded": "count_grounded"}
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
 
+class IncompleteEnvironment(ValueError):
+    """A class lacks members of an environment, whatever its options."""
+
+
 def is_environment_name(name: object) -> bool:
     """Whether a name is in `ENVS` or has the form MODULE:CLASS."""
     return isinstance(name, str) and (name in ENVS or MODULE_CLASS.fullmatch(name) is not None)
@@ -124,7 +128,8 @@ def make_env(name: str, **options: Any) -> Environment:
     """Build the environment called `name` with keyword `options`.
 
     Raises ValueError for a name that `find_env` does not find and for an unknown option (listing
-    the accepted options); the environment itself checks the options' values. A constructor with
+    the accepted options), IncompleteEnvironment for a class that lacks members; the environment
+    itself checks the options' values. A constructor with
     **options, such as that of a subclass that passes them on, receives all of them.
     """
     build = find_env(name)
@@ -149,11 +154,11 @@ def _complete(name: str, environment: Any) -> Environment:
     """Return an environment that has all members of envs.types.Environment.
 
     Raises:
-      ValueError: it lacks some.
+      IncompleteEnvironment: it lacks some.
     """
     missing = [member for member in MEMBERS if not hasattr(environment, member)]
     if missing:
-        raise ValueError(
+        raise IncompleteEnvironment(
             f"environment {name!r} lacks {', '.join(missing)}; an environment has "
             f"{', '.join(MEMBERS)} (ragen_jax/envs/types.py)"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
 from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
+from ragen_jax.storage.parquet import rows_of_batch
 
 if TYPE_CHECKING:
     from pyarrow import parquet
@@ -59,6 +60,25 @@ def open_parquet(
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def parquet_rows(
+    file: "parquet.ParquetFile",
+    path: str | Path,
+    columns: Sequence[str] | None = None,
+    *,
+    rows: int = BATCH_ROWS,
+) -> Generator[dict[str, Any]]:
+    """Yield the rows of an open file, in batches of `rows`.
+
+    Raises:
+      ValueError: a cell has no Python value; the message names row (from 0) and field.
+    """
+    batches = file.iter_batches(batch_size=rows, columns=columns)
+    for index, row in enumerate(row for batch in batches for row in rows_of_batch(batch)):
+        if isinstance(row, ValueError):
+            raise ValueError(f"row {index} of {path}: {row}")
+        yield row
 
 
 def json_value(path: str | Path) -> Any:

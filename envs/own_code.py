@@ -97,11 +97,15 @@ def _is_own(name: str, file: Path | None, own_top: str) -> bool:
         return False
     if top == own_top:
         return True
+    return top not in sys.stdlib_module_names and not is_installed(file)
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file belongs to the standard library or to an installed package."""
     paths = sysconfig.get_paths()
-    is_standard = top in sys.stdlib_module_names or any(
+    return bool(set(INSTALL_FOLDERS) & set(file.parts)) or any(
         file.is_relative_to(paths[folder]) for folder in ("stdlib", "platstdlib")
     )
-    return not is_standard and not set(INSTALL_FOLDERS) & set(file.parts)
 
 
 def _imports(file: Path, module: str) -> Iterator[str]:

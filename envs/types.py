@@ -81,8 +81,8 @@ class EnvironmentClass(Protocol):
     that it cannot use, including NaN and sizes too large to play in reasonable time.
 
     split: "train", "eval" or, for the tiny agent only, "imitation": sets of problems that are
-        disjoint up to `identity`, each with endless seeds. It is always passed. "eval" needs at
-        least eval.episodes different problems.
+        disjoint up to `identity`, each with endless seeds. It is always passed. Of "eval", up to
+        eval.episodes different problems are played.
     path, ..._path: an option with such a name names a file, and the file's content, not its name,
         enters the names of caches.
     """

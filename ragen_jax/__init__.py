@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ragen_jax.model import hf as _hf
     from ragen_jax.model.likelihood import token_logps as token_logps
     from ragen_jax.score.texts import mutual_information as mutual_information
+    from ragen_jax.update.row_logps import row_logps as row_logps
 
     load_model = _hf.load
 
@@ -57,6 +58,7 @@ EXPORTS = {  # name: (module, attribute)
     "select_groups": ("ragen_jax.algorithm.filter", "select_groups"),
     "select_members": ("ragen_jax.algorithm.filter", "select_members"),
     "token_logps": ("ragen_jax.model.likelihood", "token_logps"),
+    "row_logps": ("ragen_jax.update.row_logps", "row_logps"),
     "within_metrics": ("ragen_jax.diagnostics.information", "within_metrics"),
 }
 

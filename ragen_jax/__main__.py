@@ -7,6 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.storage.console_streams import set_up_console, show_line
 
 COMMANDS = {
@@ -16,7 +17,7 @@ COMMANDS = {
     "report": "one HTML page for one or more runs",
     "plot": "plot metrics of runs as PNG or SVG",
     "export": "export the model of a run's checkpoint in Hugging Face format",
-    "check_data": "show an environment's problems and the contents of a problem file",
+    "check_data": "show and play the problems of a config, and check its environment",
     "warmstart": "build the tiny agent that a config starts from",
     "preflight": "compile a run for a TPU pod before renting it",
     "lab": "experiments of many small runs: claims of the papers, detectors, treatments",
@@ -50,7 +51,7 @@ def main() -> None:
         sys.argv[:] = [f"ragen_jax.{name}", *rest]
         run(name)
     else:
-        known = ", ".join(COMMANDS)
+        known = f"{', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
         show_line("error", f"ragen_jax has no command {name!r}; accepted: {known}")
         sys.exit(2)
 

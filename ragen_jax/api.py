@@ -23,10 +23,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ragen_jax.config.command_line import find_config, python_caller
+from ragen_jax.config.stored import require_run_folder
 from ragen_jax.configs.base import Config
 from ragen_jax.core.types import Metrics
 from ragen_jax.run.load import Policy, for_sampling, restore_run
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
+from ragen_jax.storage.heartbeat import heartbeat
 from ragen_jax.storage.metrics_reader import read_metrics
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class Run:
       workdir: the folder.
       exit_code: of the training that returned it: 0 finished, 3 stopped by a rule, 130 and above
         stopped by a signal; None: the folder was opened, not trained.
+
+    Raises:
+      ValueError: the folder holds no run.
     """
 
     workdir: Path
@@ -50,6 +55,7 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workdir", Path(self.workdir))
+        require_run_folder(self.workdir)
 
     @property
     def rows(self) -> list[Metrics]:
@@ -141,7 +147,7 @@ def evaluate(run: "Run | str | Path", *, samples: int = 1, step: int | None = No
         raise ValueError(f"samples is {samples}; it must be at least 1")
     with _as_command():
         trained = restore_run(_folder(run), step=step, heldout=True)
-        metrics = evaluate_policy(trained.config, for_sampling(trained), samples)
+        metrics, _ = evaluate_policy(trained.config, for_sampling(trained), samples)
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -211,10 +217,11 @@ def _folder(run: "Run | str | Path") -> Path:
 def _as_command() -> Generator[None]:
     """Cache compiled programs, raise errors of the input, and restore signal handlers afterwards.
 
-    Outside the main thread, there are no handlers to restore.
+    Lines of progress are printed as by the commands. Outside the main thread, there are no handlers
+    to restore.
     """
     enable_compilation_cache()
-    with _restored_handlers(), python_caller():
+    with heartbeat(), _restored_handlers(), python_caller():
         yield
 
 

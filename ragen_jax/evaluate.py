@@ -8,18 +8,24 @@
 With --workdir, the run's config is used and the model is loaded from a checkpoint: the newest, or
 that of --step. Fields that evaluation reads (READ) may be changed, for example env.* to play other
 problems than in training. --gradients adds the gradients of the parts of the loss by reward
-variance (diagnostics/gradients.py) and writes them to gradients/step_N.json in the run's folder.
+variance (diagnostics/gradients.py). They are also written to gradients/step_N.json in the run's
+folder, which the report reads, unless fields other than diagnose.gradients_* were changed.
 
 --model may be an adapter in PEFT format; its adapter_config.json names the base model.
 
-A few lines sum up the metrics; --all prints every one. The metrics and the fields that were set are
-written as JSON to --out. For a run, the default is evaluation_step_N.json in its folder.
+A few lines sum up the metrics; --all prints every one. If fewer than half of the replies are valid,
+further lines say why, with counts and an example. The metrics and the fields that were set are
+written as JSON to --out. For a run, the default is evaluation_step_N.json in its folder. An
+evaluation with other settings than the run's, or with --samples, does not replace that file: the
+name of its own file ends with a hash of these settings. For a model, nothing is written without
+--out.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -34,7 +40,7 @@ from ragen_jax.core.callable_module import make_callable
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics, rows_of_environment
-from ragen_jax.core.types import Metrics
+from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.diagnostics.answers import answer_questions
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import lora
@@ -45,9 +51,11 @@ from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.run.log import eval_line, write_gradients
 from ragen_jax.run.run_files import policy_directory
+from ragen_jax.run.samples import invalid_reply_lines
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
+from ragen_jax.storage.datasets import settings_hash
 from ragen_jax.storage.links import refuse_links
 
 # Fields and sections that an evaluation reads. (A micro-batch must split over the mesh.)
@@ -65,11 +73,12 @@ MODEL_FIELDS = ("model", "warmstart", *ROLLOUT_FIELDS)
 
 def find_ignored(names: Iterable[str], read: Sequence[str]) -> list[str]:
     """Return the fields of `names` that are neither in `read` nor in one of its sections."""
-    return [
-        name
-        for name in names
-        if not any(f"{name}.".startswith(f"{part}.") for part in read) or name.endswith("env.pool")
-    ]
+    return [name for name in names if not is_within(name, read) or name.endswith("env.pool")]
+
+
+def is_within(name: str, parts: Sequence[str]) -> bool:
+    """Whether a dotted field is one of the fields `parts`, or in one of these sections."""
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 def load_run_config(workdir: Path, names: Sequence[str], gradients: bool) -> Config:
@@ -92,6 +101,32 @@ def load_run_config(workdir: Path, names: Sequence[str], gradients: bool) -> Con
             f"evaluated; fields that evaluation reads: {', '.join(read)} (not env.pool)"
         )
     return load_config(CONFIG.value, workdir)
+
+
+def changed_settings(config: Config, workdir: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of an evaluation's config that differ from the run's config.
+
+    Args:
+      names: dotted fields and sections that the command line sets.
+    """
+    stored = fields_of(read_run_config(workdir))
+    given = given_fields(config, names)
+    return {name: value for name, value in given.items() if value != stored.get(name)}
+
+
+def given_fields(config: Config, names: Sequence[str]) -> dict[str, Any]:
+    """Return {dotted field: value} of the fields and sections `names` of a config."""
+    return {name: x for name, x in fields_of(config).items() if is_within(name, names)}
+
+
+def evaluation_file(workdir: Path, step: int, settings: Mapping[str, Any]) -> Path:
+    """Return the file of a run's evaluation.
+
+    Args:
+      settings: those that differ from a plain evaluation of the run.
+    """
+    suffix = f"_{settings_hash(dict(settings))}" if settings else ""
+    return workdir / f"evaluation_step_{step:06d}{suffix}.json"
 
 
 COLLAPSE_PROBLEMS = 64  # number of held-out problems whose reasonings are cross-scored
@@ -148,19 +183,20 @@ def write_evaluation(path: Path, config: Config, names: Sequence[str], metrics: 
     The file also names the model, the date in its prompts and the fields that the command line set.
     """
     found = {name: float(value) for name, value in metrics.items()}
-    fields = fields_of(config)
     content = {
         "model": MODEL.value or WORKDIR.value,
         "samples": SAMPLES.value,
         "date": config.model.date,
-        "set": {name: fields[name] for name in names},
+        "set": given_fields(config, names),
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
     atomic_write(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     console(f"written: {path}")
 
 
-def evaluate_policy(config: Config, policy: Policy, samples: int) -> Metrics:
+def evaluate_policy(
+    config: Config, policy: Policy, samples: int
+) -> tuple[Metrics, list[list[Episode]]]:
     """Play the held-out problems, and cross-score their reasoning.
 
     Args:
@@ -168,7 +204,7 @@ def evaluate_policy(config: Config, policy: Policy, samples: int) -> Metrics:
       samples: episodes per problem.
 
     Returns:
-      eval/* and collapse/* metrics.
+      (eval/* and collapse/* metrics, the episodes of each environment).
     """
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, tasks = policy.model, policy.params, policy.tasks
@@ -188,12 +224,15 @@ def evaluate_policy(config: Config, policy: Policy, samples: int) -> Metrics:
             )
             for index, episodes in enumerate(episodes_E)
         ]
-        return metrics | combine_metrics(tasks, metrics_E)
+        return metrics | combine_metrics(tasks, metrics_E), episodes_E
 
 
 def all_lines(metrics: Metrics) -> list[str]:
     """Return a line for each metric."""
-    return [f"{name:<45} {value:.6g}" for name, value in metrics.items()]
+    return [
+        f"{name:<45} {f'{value:.6g}' if math.isfinite(value) else 'unknown'}"
+        for name, value in metrics.items()
+    ]
 
 
 def summary_lines(metrics: Metrics, step: int, labels: Sequence[str]) -> list[str]:
@@ -208,7 +247,7 @@ def summary_lines(metrics: Metrics, step: int, labels: Sequence[str]) -> list[st
     for label in labels:
         (row,) = rows_of_environment([{"step": step} | metrics], labels, label)
         lines += [f"{label}: {line}" if label else line for line in answer_questions([row])]
-    return [*lines, f"--all prints all {len(metrics)} figures"]
+    return lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -233,27 +272,42 @@ def main(argv: Sequence[str]) -> None:
             trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)
-            out = out or workdir / f"evaluation_step_{trained.step:06d}.json"
+            changed = changed_settings(config, workdir, names)
+            samples = {"samples": SAMPLES.value} if SAMPLES.value > 1 else {}
+            out = out or evaluation_file(workdir, trained.step, changed | samples)
         else:
             config, policy = of_model(policy_directory(MODEL.value or ""), names)
-    metrics = evaluate_policy(config, policy, SAMPLES.value)
+    metrics, episodes_E = evaluate_policy(config, policy, SAMPLES.value)
     if GRADIENTS.value:  # --workdir is set, as checked above
         gradients = checkpoint_gradients(config, workdir, policy, trained.step)
-        write_gradients(workdir, trained.step, gradients)
+        if all(is_within(name, GRADIENT_FIELDS) for name in changed):  # the report reads the file
+            write_gradients(workdir, trained.step, gradients)
         metrics |= gradients
     if is_main_process():
         step = trained.step if WORKDIR.value else 0
         labels = [task.label for task in policy.tasks]
         for line in all_lines(metrics) if ALL.value else summary_lines(metrics, step, labels):
             console(line)
+        for task, episodes in zip(policy.tasks, episodes_E, strict=True):
+            most = task.settings.budgets.max_new_tokens
+            for line in invalid_reply_lines(task, episodes, most):
+                console(line)
+        if not ALL.value:
+            console(f"--all prints all {len(metrics)} figures")
         if out:
             write_evaluation(out, config, names, metrics)
+        else:
+            console("nothing was saved; --out=FILE.json saves the metrics")
 
 
 make_callable(__name__, "evaluate")
 
 if __name__ == "__main__":
-    CONFIG = command.define_config()
+    CONFIG = command.define_config(
+        f"that of the run in --workdir, which is evaluated with no other; with --model, "
+        f"{command.DEFAULT_CONFIG}",
+        reads_run=True,
+    )
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
     MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
     STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")

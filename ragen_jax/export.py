@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.define_config()
+    command.define_config(
+        "that of the run in --workdir, which is exported unchanged", reads_run=True
+    )
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
     STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")
     OUT = flags.DEFINE_string("out", None, "Output folder.")

@@ -17,6 +17,7 @@ import numpy as np
 from absl import flags
 
 from ragen_jax.config import command_line as command
+from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.report import sentences, timelines
 from ragen_jax.report.runs import RunRecord, groups_by_seed, read_run
 from ragen_jax.report.timelines import CHARTS, Chart
@@ -41,7 +42,7 @@ def select_charts(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Cha
     for name in metrics:
         if name not in names:
             near = [k for k in sorted(names) if k.endswith(f"/{name.rsplit('/', 1)[-1]}")]
-            hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
+            hint = f"; did you mean {', '.join(near[:4])}?" if near else did_you_mean(name, names)
             raise ValueError(f"--metric is {name!r}, which is not in any run's metrics.jsonl{hint}")
     if metrics:
         return [Chart(title=name, words="", figures=(name,), names=(name,)) for name in metrics]

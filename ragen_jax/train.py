@@ -36,7 +36,7 @@ from ragen_jax.run.workdir import new_folder
 from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
-from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall
+from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall, heartbeat
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import TrainState
 
@@ -64,7 +64,7 @@ def train(
     """
     with command.bad_input():
         config = load_config(config, workdir)
-    with open_run(config, workdir) as folder, monitor_compilation() as compiling:
+    with heartbeat(), open_run(config, workdir) as folder, monitor_compilation() as compiling:
         run, learner, state = start(
             config,
             folder,
@@ -171,7 +171,11 @@ def main(argv: Sequence[str]) -> None:
 make_callable(__name__, "train")
 
 if __name__ == "__main__":
-    CONFIG = command.define_config()
+    CONFIG = command.define_config(
+        f"that of the run in --workdir, or {command.DEFAULT_CONFIG}; to start a run in a new "
+        "--workdir, give --config or a --config.FIELD",
+        reads_run=True,
+    )
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; an existing run is resumed.")
     REPAIR = flags.DEFINE_bool(
         "repair",

@@ -116,6 +116,8 @@ def test_unusable_input_raises_and_leaves_the_process_as_it_was(tmp_path):
             ragen_jax.train(config, workdir=tmp_path / "run", overrides=overrides)
     with pytest.raises(ValueError, match="holds no run|not a run folder"):
         ragen_jax.evaluate(tmp_path)
+    with pytest.raises(ValueError, match="^nope is not a run folder: it has no config.json$"):
+        ragen_jax.Run("nope")
     with pytest.raises(ValueError, match="nothing"):
         ragen_jax.score([{"prompt": "a", "response": "b"}], model=tmp_path / "nothing")
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]

@@ -174,10 +174,26 @@ def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
         assert re.search(r"^eval at step \d: success [01]\.\d{3} ± ", out, re.M)
         assert ("pass_at_8 " in out) == ("--samples=8" in command)
         assert "its prompt" in out and re.search(r"^--all prints all \d+ figures$", out, re.M)
-        assert len(out.splitlines()) <= 9
+        assert len(out.splitlines()) <= 12
         code, out, _ = call(*words, "--all")
         assert code == 0 and ("gradient/" in out) == ("--gradients" in command)
         assert 0 <= float(re.search(r"^eval/success +(\S+)$", out, re.M)[1]) <= 1
+
+
+def test_an_evaluation_says_why_replies_are_invalid_and_what_is_saved(language_model, tmp_path):
+    command = "ragen_jax.evaluate --config=configs/sokoban.py:llm --model=DIR_OR_HUB_ID"
+    words = shortened(command, tmp_path, language_model)
+    code, out, err = call(*words)
+    assert code == 0, err
+    *_, reasons, prompt, reply, more, saved = out.splitlines()
+    assert re.match(r"  \d+ of \d+ replies are not valid: \d+ .*; for example$", reasons)
+    assert prompt.startswith("    prompt: ") and reply.startswith("    reply: <think>")
+    assert more.startswith("--all prints all ")
+    assert saved == "nothing was saved; --out=FILE.json saves the metrics"
+    code, out, _ = call(*words, "--all", f"--out={tmp_path / 'metrics.json'}")
+    assert (
+        reasons in out and "nothing was saved" not in out and (tmp_path / "metrics.json").exists()
+    )
 
 
 def test_the_laboratory_lists_what_it_can_run():
@@ -345,12 +361,13 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
     workdir = run()
     held = read_run_config(workdir)
     code, out, err = call("ragen_jax.train", f"--workdir={workdir}")
-    assert code == 0 and f"resuming {workdir} after step 1" in out, err
+    done = f"all 1 steps of {workdir} are done; to continue, give --config.steps=M with M above 1"
+    assert code == 0 and done in out.splitlines() and "resuming" not in out, err
     assert read_run_config(workdir).to_dict() == held.to_dict()
     other = ["--config.rollout.groups=4", "--config.seed=1", "--config.checkpoint.keep=3"]
     code, _, err = call("ragen_jax.train", f"--workdir={workdir}", *other)
     assert code == 2 and len(err.splitlines()) == 1
-    was = "holds a run with config.rollout.groups=2, config.seed=0, but this command has 4, 1; use"
+    was = "holds a run with config.seed=0, config.rollout.groups=2, but this command has"
     assert was in err and "These may change: steps, eval., checkpoint., stopping." in err
     assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
 
@@ -359,6 +376,32 @@ def evaluated(*words):
     code, out, err = call("ragen_jax.evaluate", *words, "--all")
     assert code == 0, err
     return dict(line.split() for line in out.splitlines() if line.startswith("eval/")), out
+
+
+@pytest.mark.long
+def test_an_evaluation_with_other_settings_has_its_own_file(run, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(run(), workdir)
+
+    def written(*words):
+        code, out, err = call("ragen_jax.evaluate", f"--workdir={workdir}", *words)
+        assert code == 0, err
+        (path,) = re.findall(r"^written: (.*)$", out, re.M)
+        return Path(path)
+
+    plain, gradients = written("--gradients"), workdir / "gradients" / "step_000001.json"
+    assert plain == workdir / "evaluation_step_000001.json"
+    before = plain.read_bytes(), gradients.read_bytes()
+    warm = written("--config.eval.temperature=5.0", "--config.eval.episodes=8", "--gradients")
+    twice = written("--samples=2")
+    assert (plain.read_bytes(), gradients.read_bytes()) == before
+    assert len({plain, warm, twice}) == 3 and warm.parent == twice.parent == workdir
+    assert json.loads(warm.read_text())["set"] == {"eval.temperature": 5.0, "eval.episodes": 8}
+    assert warm == written("--config.eval.temperature=5.0")  # the run has 8 episodes
+    assert json.loads(twice.read_text())["samples"] == 2
+    # The gradients of other groups are still gradients of the run.
+    written("--config.diagnose.gradients_groups=4", "--gradients")
+    assert plain.read_bytes() == before[0] and gradients.read_bytes() != before[1]
 
 
 def test_an_evaluation_honours_what_it_reads(run):

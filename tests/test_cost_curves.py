@@ -83,13 +83,13 @@ def test_operations_grow_as_counting_says():
     assert curves.flops(a_row(Size(episodes=1024))) == pytest.approx(16 * base)
     assert curves.flops(a_row(Size(devices=8))) == base
     # One turn of one token: each of the 64 rows has 51 tokens. The update computes 50 of them:
-    # three times the layers, with all 50 keys, and four times the head. The prompts of the four
-    # groups are read once; their last tokens pass through the layers and the head once more.
+    # three times the layers, with all 50 keys, and four times the head of one. The prompts of the
+    # four groups are read once; their last tokens pass through the layers and the head once more.
     D, L, V, F = 64, 2, 281, 192
     one = a_row(Size(turns=1, reply=1))
     matrices = 2 * (D * (D + D) + D * D + 3 * D * F)
     layers = L * (matrices + 4 * D * 50)
-    update = 64 * 50 * (3 * layers + 4 * 2 * D * V)
+    update = 64 * (50 * 3 * layers + 4 * 2 * D * V)
     prefill = 4 * (50 * layers + L * (matrices + 4 * D * 51) + 2 * D * V)
     assert curves.flops(one) == pytest.approx(update + prefill)
 

@@ -67,6 +67,43 @@ def test_a_page_and_a_picture(command, refusing, tmp_path):
     assert_refused(call(command, str(run), *words), reason)
 
 
+@pytest.fixture(scope="module")
+def trained(agent, tmp_path_factory):
+    """The folder of a run of two steps."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    fields = {
+        "model.path": agent.directory,
+        "steps": 2,
+        "eval.episodes": 16,
+        "rollout.groups": 2,
+        "checkpoint.disk_retry_seconds": 0,
+    }
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    code, out, errors = call("ragen_jax.train", f"--workdir={run}", "--config=sokoban", *words)
+    assert code == 0, out + errors
+    return run
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("command", ["evaluate", "export", "score"])
+def test_a_trained_run(command, trained, refusing, tmp_path):
+    """What the command writes outside of the run, and in the folder of a run on the disk."""
+    folder, reason = refusing()
+    if command == "score":
+        words = [f"--model={trained}/policy", f"--rollouts={trained}/rollouts"]
+    else:
+        words = [f"--workdir={trained}"]
+    words += {
+        "evaluate": [f"--out={folder}/figures.json", "--config.eval.episodes=16"],
+        "export": [f"--out={folder}/exported"],
+        "score": [f"--out={folder}/scores.json"],
+    }[command]
+    assert_refused(call(f"ragen_jax.{command}", *words), reason)
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert not [path for path in written if "filler" not in path.name]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # as on stderr
 def test_an_index(refusing, tmp_path):
     folder, reason = refusing()
     corpus = tmp_path / "corpus.jsonl"

@@ -47,6 +47,7 @@ def test_bad_words_are_one_line_and_exit_code_2(folders, tmp_path):
         ([], "name a run folder"),
         ([str(tmp_path)], "it has no config.json"),
         ([str(folders[0]), "--metric=own_margin"], f"did you mean {MI}"),
+        ([str(folders[0]), "--metric=rollout/sucess"], "did you mean rollout/success?"),
         ([str(folders[0]), "--out=x.gif"], "must end with one of .png, .svg, .pdf"),
     ):
         code, out, err = call("ragen_jax.plot", *words)

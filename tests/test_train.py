@@ -225,7 +225,7 @@ def test_gradients_of_a_checkpoint(finished):
     assert sum(row["episodes"] for row in rows.values()) == 6 * 4
     varied = [row for bucket, row in rows.items() if bucket != "zero"]
     variances = [row["reward_variance"] for row in varied]
-    assert variances == sorted(variances) and variances[0] > 0
+    assert np.all(np.diff(variances) > -1e-6) and variances[0] > 0  # equal but for rounding
     for row in varied:
         assert row["task_norm"] > 0 and row["kl_norm"] > 0 and row["entropy_norm"] > 0
         assert 0 < row["dominance"] < 1

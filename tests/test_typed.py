@@ -1,6 +1,7 @@
 """Commands that new users type, right and wrong: the output of each, never a traceback."""
 
 import shlex
+import sys
 
 import pytest
 from cli_commands import call
@@ -19,14 +20,12 @@ RIGHT = {
     "ragen_jax.check_data --rows=1 --config.env.options.size=(5,5) --config=sokoban": "seed 0",
 }
 WRONG = {
-    "ragen_jax trian": "no command 'trian'; accepted: train, evaluate",
+    "ragen_jax trian": "lab, retriever; did you mean train?",
     "ragen_jax.train --steps=3": "no flag --steps; did you mean --config.steps?",
     "ragen_jax.train steps=3": "unexpected argument 'steps=3'; overrides are --config.FIELD=VALUE",
     "ragen_jax.train --config=sokobam": "textarena, webshop; did you mean sokoban?",
-    "ragen_jax.train --config=mine.py": "which is not a config; accepted: a file such as",
+    "ragen_jax.train --config=mine": "which is not a config; accepted: a file such as",
     "ragen_jax.train --config": "which is not a config; accepted: a file such as",
-    "ragen_jax.train --config=broken.py": "'(' was never closed (broken.py, line 1)",
-    "ragen_jax.train --config=other.py": "No module named 'not_there'",
     "ragen_jax.train --config=" + 300 * "a" + ".py": "File name too long",
     "ragen_jax.evaluate --model=" + 300 * "a": "characters): File name too long",
     "ragen_jax.report " + 300 * "a": "characters): File name too long",
@@ -34,14 +33,19 @@ WRONG = {
     "ragen_jax.train --config=sokoban --config=sudoku": "--config is given 2 times; give it once",
     "ragen_jax.train --config=sokoban+ppo": "recipes come after a preset: sokoban:tiny+ppo",
     "ragen_jax.train --config=sokoban:large": "has no preset 'large'; accepted: tiny, llm, qwen",
-    "ragen_jax.train --config=sokoban:tiny+pppo": "; did you mean ppo?",
+    "ragen_jax.train --config=sokoban:tiny+pppo": "error: unknown recipe 'pppo'; did you mean ppo?",
     "ragen_jax.train --config=sokoban:llm": "preset llm needs --config.model.path=DIR_OR_HUB_ID",
     "ragen_jax.train --config.model.path=none --config=sokoban:llm": "no model directory none; it",
     "ragen_jax.train --config.env.name=chess": "config.env.name is 'chess'; it must be one of",
     "ragen_jax.train --config.step=3": "no field 'step'; did you mean \"steps\"?",
-    "ragen_jax.train --config.steps=2.5": "--config.steps=2.5: invalid literal for int()",
+    "ragen_jax.train --config.steps=2.5": "config.steps is '2.5'; it must be a whole number from 0",
     "ragen_jax.train --config.optimizer.learning_rate=-1": "is -1.0; it must be a number above 0",
-    "ragen_jax.train --config.optimizer.learning_rate=low": "could not convert string to float",
+    "ragen_jax.train --config.optimizer.learning_rate=low": "it must be a number above 0, at",
+    "ragen_jax.train --config.model.lora.tower=maybe": "is 'maybe'; it must be True or False",
+    "ragen_jax.train --config.optimizer=3": "is a section; set its fields: --config.optimizer.NAME",
+    "ragen_jax.train --config.steps.x=3": "a value of type int has no field 'x'",
+    "ragen_jax.train --stall_timeout=soon": "--stall_timeout is 'soon'; it must be a number",
+    "ragen_jax.evaluate --step=last": "--step is 'last'; it must be a whole number",
     "ragen_jax.train --config.filter.strategy=topp": "is 'topp'; it must be one of top_p, top_k",
     "ragen_jax.train --config.rollout.group_size=1": "a group of one has no variance",
     "ragen_jax.train --config.log.trackers=wandbb": "each item is one of tensorboard, wandb",
@@ -101,15 +105,68 @@ WRONG = {
     "ragen_jax.report --workdir=folder": "is not a run folder: it has no config.json",
     "ragen_jax.train --config=config.yaml": "a config is a Python file with get_config(), or a na",
     "ragen_jax.train --config=empty.py": "empty.py has no function get_config(); configs/sokoban",
+    "ragen_jax.train --config=mine.py": "--config is 'mine.py', but there is no file mine.py",
+    "ragen_jax.train --config=configs/sokobn.py": "configs/sokobn.py; did you mean sokoban?",
+    # Errors in the user's config file.
+    "ragen_jax.train --config=broken.py": "broken.py:1: SyntaxError: '(' was never closed",
+    "ragen_jax.train --config=other.py": "other.py:1: ModuleNotFoundError: No module named 'not_t",
+    "ragen_jax.train --config=faulty.py:name": "faulty.py:10: get_config: NameError: name 'confg'",
+    "ragen_jax.train --config=faulty.py:key": "faulty.py:5: helper: KeyError: 'x'",
+    "ragen_jax.train --config=faulty.py:type": "faulty.py:12: get_config: TypeError: Could not ov",
+    "ragen_jax.train --config=faulty.py:value": "faulty.py:7: get_config: ValueError: too many",
+    "ragen_jax.train --config=faulty.py:json": "faulty.py:14: get_config: JSONDecodeError: Expecti",
+    "ragen_jax.train --config=faulty.py:file": "faulty.py:16: get_config: FileNotFoundError: ",
+    "ragen_jax.train --config=faulty.py:preset": "error: configs/sokoban.py has no preset 'huge'",
+    "ragen_jax.train --config=faulty.py:none": "get_config() of faulty.py must return a ConfigDict",
+    "ragen_jax.train --config=faulty.py:none --config.steps=3": "NoneType has no field 'steps'; do",
+    "ragen_jax.train --config=faulty.py:field": "is unknown; did you mean optimizer.learning_rate?",
+    "ragen_jax.check_data --config=faulty.py:field": "; did you mean learning_rate?",
+    "ragen_jax.train --config=faulty.py:class --workdir=run": "error: config.env.name: environment "
+    "'faulty:Lift' lacks identity; an environment has actions",
     # Near names, and names that are near to nothing.
     "ragen_jax.train --config=frozenlake": "textarena, webshop; did you mean frozen_lake?",
     "ragen_jax.train --config=sokoban:tinny": "tiny-vl, qwen2.5-vl-3b; did you mean tiny?",
-    "ragen_jax.train --config=sokoban:tiny+grop": "; did you mean grpo?",
+    "ragen_jax.train --config=sokoban:tiny+grop": "'grop'; did you mean grpo? (--help lists the",
+    "ragen_jax.lab run orgnism": "; did you mean organism?",
     "ragen_jax.train --config=sokoban:tiny+zzzzz": "unknown recipe 'zzzzz'; known: ppo,",
     "ragen_jax.train --config.rollout.groop_size=4": "no field 'groop_size'; did you mean",
     "ragen_jax.train --config.qqqq=4": "the config has no field 'qqqq' (configs/base.py lists",
     "ragen_jax.train --qqqq=4": "there is no flag --qqqq",
 }
+
+
+FAULTY = """import json
+from ragen_jax.configs import sokoban
+
+def helper():
+    return {}["x"]
+def get_config(what="tiny"):
+    if what == "value": raise ValueError("too many")
+    config = sokoban.get_config()
+    if what == "name":
+        return confg
+    if what == "type":
+        config.steps = "many"
+    if what == "json":
+        json.loads("{")
+    if what == "file":
+        open("nowhere")
+    if what == "key":
+        helper()
+    if what == "preset":
+        sokoban.get_config("huge")
+    if what == "none":
+        return None
+    if what == "field":
+        config.optimizer.learning_rat = 1e-4
+    if what == "class":
+        config.env.name, config.env.options = "faulty:Lift", type(config)()
+    return config
+class Lift:
+    actions = instructions = reset = render = step = words = solve = explain = ()
+    def __init__(self, split):
+        pass
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +178,14 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("def get_config(\n")
     (tmp_path / "other.py").write_text("import not_there\nget_config = 1\n")
     (tmp_path / "empty.py").write_text("STEPS = 3\n")
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     left = {path.name for path in tmp_path.iterdir()}
-    theirs = {"folder", "file", "broken.py", "other.py", "empty.py", "__pycache__"}
-    assert left <= theirs | {"curves.png"}, "something was left"
+    theirs = {"folder", "file", "broken.py", "other.py", "empty.py", "faulty.py"}
+    assert left <= theirs | {"curves.png", "__pycache__"}, "something was left"
 
 
 @pytest.mark.parametrize("typed", RIGHT)

@@ -230,7 +230,7 @@ def rename_folder(trial: Trial) -> None:
 STOPS: dict[str, Callable[[Trial], None]] = {
     "kill -9 at a step": signal_run(signal.SIGKILL, -9),
     "kill -9 in a start": kill_at_start,
-    "kill -9 in the warm start": kill_when("to be imitated", 20.0, empty_cache=True),
+    "kill -9 in the warm start": kill_when("imitating the solver", 5.0, empty_cache=True),
     "kill -9 in an evaluation": kill_when("step 3/8", 2.0),
     "kill -9 in a save": kill_while("checkpoints/*orbax-checkpoint-tmp"),
     "kill -9 in an evaluation's write": kill_while("eval/.*writing*"),

@@ -26,8 +26,11 @@ def apply(config: ConfigDict, names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in RECIPES:
+            near = did_you_mean(name, RECIPES)
             raise ValueError(
-                f"unknown recipe {name!r}; known: {', '.join(RECIPES)}{did_you_mean(name, RECIPES)}"
+                f"unknown recipe {name!r}{near} (--help lists the recipes)"
+                if near
+                else f"unknown recipe {name!r}; known: {', '.join(RECIPES)}"
             )
         for field, value in RECIPES[name].items():
             *sections, last = field.split(".")

@@ -1,13 +1,13 @@
 """Problems from seeds or from a file, and the split of a problem."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.countdown import solver
-from ragen_jax.envs.files import open_parquet
+from ragen_jax.envs.files import open_parquet, parquet_rows
 from ragen_jax.envs.problems import Draws, split_by_hash
-from ragen_jax.storage.confined import BATCH_ROWS
 
 TAG = 0xC0117D03  # tag of this environment's `Draws`
 
@@ -62,13 +62,9 @@ def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Pro
       ValueError: pyarrow is not installed, the file is missing or not parquet, lacks a column, or
         has a row that is not a problem.
     """
-    rows = []
     with open_parquet(path, FIELDS) as file:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(FIELDS)):
-            rows += batch.to_pylist()
-            if max_rows is not None and len(rows) >= max_rows:
-                break
-    problems = tuple(_problem(path, i, row) for i, row in enumerate(rows[:max_rows]))
+        rows = list(itertools.islice(parquet_rows(file, path, FIELDS), max_rows))
+    problems = tuple(_problem(path, i, row) for i, row in enumerate(rows))
     if not problems:
         raise ValueError(f"{path} holds no problems")
     return problems

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
+from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet, parquet_rows
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.storage.atomic_io import disk_error_message
-from ragen_jax.storage.confined import BATCH_ROWS
 from ragen_jax.storage.datasets import StoredExamples
 
 FORMAT = 1  # version of the cached data; raise it when a change of this file changes that data
@@ -301,5 +300,4 @@ def _letters(name: str, examples: "StoredExamples", field: str, left_out: list[i
 
 def _parquet(path: Path) -> Iterator[Any]:
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            yield from batch.to_pylist()
+        yield from parquet_rows(file, path)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.envs.deepcoder.problems import Problem, Test
-from ragen_jax.envs.files import is_text, normalize, open_parquet
+from ragen_jax.envs.files import is_text, normalize, open_parquet, parquet_rows
 from ragen_jax.storage.datasets import StoredExamples
 from ragen_jax.storage.limits import parse_json
 
@@ -143,8 +143,7 @@ def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, An
     """Yield (number, row) of a file, with the columns `wanted` and any optional columns."""
     with open_parquet(path, wanted, rows=BATCH_ROWS) as file:
         columns = [*wanted, *(name for name in OPTIONAL_FIELDS if name in file.schema_arrow.names)]
-        batches = file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
-        yield from enumerate(row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(parquet_rows(file, path, columns, rows=BATCH_ROWS))
 
 
 def _require_text(row: dict[str, Any], field: str, where: str) -> str:

@@ -67,10 +67,12 @@ def write_passages(folder: Path, texts: Iterator[str]) -> Iterator[list[str]]:
             end += file.write(text.encode())
             chunk.append((text, end))
             if len(chunk) == CHUNK:
+                file.flush()  # if the caller stops here, closing the file has nothing left to write
                 yield [text for text, _ in chunk]
                 ends.append(np.array([end for _, end in chunk]))
                 chunk = []
         if chunk:
+            file.flush()
             yield [text for text, _ in chunk]
             ends.append(np.array([end for _, end in chunk]))
     if len(ends) == 1:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.envs.files import is_text, json_rows, open_parquet
+from ragen_jax.envs.files import is_text, json_rows, open_parquet, parquet_rows
 from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.envs.search_qa.world import Link
-from ragen_jax.storage.confined import BATCH_ROWS
 
 QUESTION = "question"
 ANSWERS = ("ground_truth", "answer", "answers", "golden_answers")  # one of these: a text or a list
@@ -106,5 +105,4 @@ def _parquet_rows(path: str | Path) -> Iterator[Any]:
         if QUESTION not in columns or len(columns) < 2:
             missing = QUESTION if QUESTION not in columns else FIELDS[1]
             raise ValueError(f"{path} lacks the column {missing}; it has {', '.join(names)}")
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-            yield from batch.to_pylist()
+        yield from parquet_rows(file, path, columns)

@@ -48,7 +48,7 @@ from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
-from ragen_jax.envs import code_hash, find_env, make_env
+from ragen_jax.envs import IncompleteEnvironment, code_hash, find_env, make_env
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import (
     Environment,
@@ -181,6 +181,8 @@ def build_environment(env: Env, split: str) -> Environment:
         raise ValueError(f"config.env.name: {error}") from error
     try:
         environment = make_env(env.name, **plain(env.options), split=split)
+    except IncompleteEnvironment as error:
+        raise ValueError(f"config.env.name: {error}") from error
     except ValueError as error:
         raise ValueError(f"config.env.options of {env.name!r}: {error}") from error
     if not environment.actions and env.actions_per_turn != 1:

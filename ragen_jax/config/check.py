@@ -23,6 +23,7 @@ from ragen_jax.config.per_task import (
 from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import Field, freeze, plain
+from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 
@@ -82,12 +83,26 @@ def check_domains(config: ConfigDict) -> None:
             raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
     for name in fields:
         if name not in FIELDS:
-            raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
+            raise ValueError(
+                f"config.{name} is unknown{_similar_fields(name)} (configs/base.py lists every "
+                "field)"
+            )
     for name, domain in FIELDS.items():
         _check_value(name, field(config, name), domain)
     _check_also(config)
     for name, domain, _ in entries(config):
         _check_value(name, field(config, name), domain)
+
+
+def _similar_fields(name: str) -> str:
+    """Return "; did you mean a.b?" for an unknown field, preferring its own section."""
+    by_last: dict[str, list[str]] = {}
+    for known in FIELDS:
+        by_last.setdefault(known.rpartition(".")[2], []).append(known)
+    section, _, last = name.rpartition(".")
+    near = [known for like in nearest(last, by_last) for known in by_last[like]]
+    found = [known for known in near if known.rpartition(".")[0] == section] or near[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _check_value(name: str, value: Any, domain: Field) -> None:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
 from ragen_jax.config import help
-from ragen_jax.config.other_names import other_name
+from ragen_jax.config.messages import describe_input_error
 from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
@@ -46,11 +46,17 @@ CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
 
-def define_config() -> flags.FlagHolder[ConfigDict]:
+def define_config(
+    default: str = DEFAULT_CONFIG, *, reads_run: bool = False
+) -> flags.FlagHolder[ConfigDict]:
     """Define the flags --config, --distributed and --trust; return the holder of the config.
 
     --config is a file with get_config(), or the name of a config that comes with ragen_jax; after a
     colon, the argument of get_config().
+
+    Args:
+      default: the config without --config, in words for --help.
+      reads_run: whether the command reads the run in --workdir; only then there is --trust.
     """
     flags.DEFINE_bool(
         "distributed",
@@ -58,17 +64,18 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
         "Join the run's other processes. JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
         "elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
     )
-    flags.DEFINE_bool(
-        "trust",
-        False,
-        "Import the code that the run in --workdir names (an environment, functions of its "
-        "owner), even if you did not start the run on this machine.",
-    )
+    if reads_run:
+        flags.DEFINE_bool(
+            "trust",
+            False,
+            "Import the code that the run in --workdir names (an environment, functions of its "
+            "owner), even if you did not start the run on this machine.",
+        )
     return config_flags.DEFINE_config_file(
         "config",
         None,
         "Config file, or the name of a config that comes with ragen_jax, then [:PRESET]; "
-        f"default: that of the run in --workdir, or {DEFAULT_CONFIG}.",
+        f"default: {default}.",
         lock_config=True,
     )
 
@@ -133,7 +140,17 @@ def find_config(value: str) -> ConfigDict:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no function get_config()")
-    return module.get_config(preset) if preset else module.get_config()
+    config = module.get_config(preset) if preset else module.get_config()
+    return _require_config(config, path)
+
+
+def _require_config(config: Any, file: str) -> ConfigDict:
+    """Return a config; raise ValueError if get_config() of `file` returned something else."""
+    # If ml_collections could not read the file, this raises its error.
+    if not hasattr(config, "to_dict"):
+        kind = type(config).__name__
+        raise ValueError(f"get_config() of {file} must return a ConfigDict, got {kind}")
+    return config
 
 
 def named_configs() -> dict[str, Path]:
@@ -164,6 +181,11 @@ def config_file(value: str) -> str:
                 )
             return value
         first = name.partition("+")[0]
+        if Path(name).suffix == ".py" or "/" in name:
+            raise ValueError(
+                f"--config is {value!r}, but there is no file {name}"
+                f"{did_you_mean(Path(name).stem, ours)}"
+            )
         hint = did_you_mean(name, ours)
         if first in ours:
             hint = f"; recipes come after a preset: {first}:tiny{name[len(first) :]}"
@@ -290,7 +312,8 @@ def run_command(
                 raise ValueError(
                     f"unexpected argument {rest[1 + words]!r}; overrides are --config.FIELD=VALUE"
                 )
-            config = flags.FLAGS.config
+            source, _, workdir = (_value(given_words, "config") or "").partition(":")
+            config = _require_config(flags.FLAGS.config, source)
             sections = (config.env, *(part.env for _, part in config.also.items()))
             keep_freed_memory(
                 one_arena=config.model.path != "tiny"
@@ -298,9 +321,8 @@ def run_command(
             )
             if flags.FLAGS.distributed:
                 join_processes(os.environ)
-            source, _, workdir = (_value(given_words, "config") or "").partition(":")
             if source == str(RUN_CONFIG):
-                trust = flags.FLAGS.trust
+                trust = "trust" in flags.FLAGS and flags.FLAGS.trust
                 require_trust(Path(workdir), config, overrides(), trust=trust)
             return rest
 
@@ -402,7 +424,7 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
     except DiskRefused:  # not an error of the input, even if `further` has OSError
         raise
     except (ValueError, *further) as error:
-        show_line("error", _message(error))
+        show_line("error", describe_input_error(error))
         raise SystemExit(BAD_INPUT) from None
 
 
@@ -441,19 +463,3 @@ def unusable_paths() -> Generator[None]:
         path = shorten(str(error.filename2 or error.filename), SHOWN)
         show_line("error", f"{path}: {os.strerror(error.errno)}")
         raise SystemExit(BAD_INPUT) from None
-
-
-def _message(error: Exception) -> str:
-    # ml_collections reports an error that a config file raised as the text of its traceback.
-    text = str(error).rsplit("ValueError: ", 1)[-1]
-    if isinstance(error, flags.UnrecognizedFlagError):
-        text = f"there is no flag --{error.flagname}{help.suggestion(error.flagname)}"
-    if isinstance(error, (AttributeError, KeyError)):
-        # Their text is a repr of a repr: the name, and sometimes a suggestion.
-        name = re.search(r"\w+", text)
-        suggestion = re.search(r'Did you mean "\w+"', text)
-        field = name[0] if name else text
-        near = f"; did you mean {suggestion[0][13:]}?" if suggestion else help.suggestion(field)
-        text = f"the config has no field {field!r}{other_name(field) or near}"
-        text += " (configs/base.py lists every field; env.options belong to the environment)"
-    return text if text.strip() else type(error).__name__

@@ -2,11 +2,13 @@
 
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from ragen_jax.config.fields import FIELDS
 from ragen_jax.config.renamed import add_earlier, apply_renames, drop_fixed
 from ragen_jax.configs import base
 from ragen_jax.configs.base import Config
@@ -16,15 +18,25 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json
 
 
+def require_run_folder(workdir: str | Path) -> Path:
+    """Return the path of the config.json in a run's folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{workdir} is not a run folder: it has no config.json")
+    return path
+
+
 def read_config_file(workdir: str | Path) -> dict[str, Any]:
     """Return the config.json of a run's folder.
 
     Raises:
       ValueError: the file is missing or damaged.
     """
-    path = Path(workdir) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{workdir} is not a run folder: it has no config.json")
+    path = require_run_folder(workdir)
     try:
         config = read_json(path)
         config["env"]["name"], config["model"]["path"]  # all versions have these
@@ -139,6 +151,8 @@ def _pop_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
     return removed
 
 
+DECIDING = ("env.name", "model.path", "algorithm.name")  # fields that a refusal names first
+MOST_NAMED = 3  # fields that a refusal names
 MAY_CHANGE = (
     *("steps", "eval.", "checkpoint.", "stopping.", "report.", "log."),
     *("rollout.save_every", "diagnose.scores_every"),
@@ -180,14 +194,38 @@ def same_run(config: Config, workdir: Path) -> list[str]:
         if not name.startswith(MAY_CHANGE) or (name == "steps" and stretched)
     ]
     if refused:
-        was = ", ".join(f"config.{name}={before.get(name)!r}" for name in refused)
-        has = ", ".join(repr(now.get(name)) for name in refused)
-        why = f" (optimizer.schedule={config.optimizer.schedule})" if "steps" in refused else ""
-        raise ValueError(
-            f"{workdir} holds a run with {was}, but this command has {has}; use the same "
-            f"values or another --workdir. These may change: {', '.join(MAY_CHANGE)}{why}"
-        )
+        raise ValueError(_refusal(config, workdir, before, now, refused))
     return changed
+
+
+def _refusal(
+    config: Config,
+    workdir: Path,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    refused: Sequence[str],
+) -> str:
+    """Return the message about fields in which a config differs from the run that it resumes.
+
+    Args:
+      before, now: fields of the run and of the config.
+      refused: names of the fields. MOST_NAMED are listed: those of DECIDING, then in the order of
+        base.py.
+    """
+    order = [*DECIDING, *FIELDS, *refused]  # the last for fields of env.options and also
+    ranked = sorted(refused, key=order.index)[:MOST_NAMED]
+    was = ", ".join(f"config.{name}={before.get(name)!r}" for name in ranked)
+    has = ", ".join(repr(now.get(name)) for name in ranked)
+    others = len(refused) - len(ranked)
+    more = f" (and {others} more field{'s' * (others > 1)})" if others else ""
+    fixed = ""
+    if "steps" in refused:
+        fixed = f"; steps may not, with optimizer.schedule={config.optimizer.schedule}"
+    return (
+        f"{workdir} holds a run with {was}, but this command has {has}{more}; resume it "
+        f"with --workdir={workdir} alone, or use another --workdir. These may change: "
+        f"{', '.join(name for name in MAY_CHANGE if not (fixed and name == 'steps'))}{fixed}"
+    )
 
 
 def fields_of(config: Config | ConfigDict) -> dict[str, Any]:

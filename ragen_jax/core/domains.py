@@ -14,6 +14,8 @@ from typing import Any, TypeVar, cast
 from flax.core import FrozenDict
 from ml_collections import ConfigDict
 
+from ragen_jax.core.suggest import did_you_mean
+
 DOMAIN = "domain"  # key of a dataclass field's metadata
 
 
@@ -205,7 +207,9 @@ def freeze(settings: type[Frozen], values: ConfigDict, prefix: str = "") -> Froz
     declared = {field.name: field for field in dataclasses.fields(settings)}
     wrong = declared.keys() ^ set(values)
     if wrong:
-        raise ValueError(f"config.{prefix}{min(wrong)} is missing or unknown")
+        name = min(wrong)
+        hint = " is missing" if name in declared else f" is unknown{did_you_mean(name, declared)}"
+        raise ValueError(f"config.{prefix}{name}{hint}")
     found: dict[str, Any] = {}
     for name, field in declared.items():
         value, domain = values[name], field.metadata.get(DOMAIN)

@@ -19,15 +19,16 @@ class Progress:
 NOW = Progress()
 
 
-def enter_phase(place: str, *, total: int = 0, unit: str = "") -> None:
+def enter_phase(place: str, *, total: int = 0, unit: str = "", since: float | None = None) -> None:
     """Enter a phase that may take long.
 
     Args:
       place: name of the phase, as the heartbeat prints it.
       total, unit: the number of units to finish, which `advance` counts, and their plural noun;
         0 if they are not counted.
+      since: time.monotonic() when the phase began, if only its name changes; None: now.
     """
-    NOW.place, NOW.since = place, time.monotonic()
+    NOW.place, NOW.since = place, time.monotonic() if since is None else since
     NOW.done, NOW.total, NOW.unit = 0, total, unit
 
 

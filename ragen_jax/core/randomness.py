@@ -35,6 +35,8 @@ class Purpose(enum.IntEnum):
     NOISE_DETECTORS = 11  # the laboratory's control: 0 for white noise, 1 for drifting noise
     RANK_ORDERS = 12  # the laboratory's permutation test
     CHANCE_ANSWERS = 13  # noise while a problem is played with another's answer: eval.seed, problem
+    CHECK_PLAYS = 14  # random actions and noise of check_data's episodes: number of the problem
+    CHECK_STEPS = 15  # noise of the steps that check_data compares
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed

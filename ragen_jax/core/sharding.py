@@ -220,9 +220,13 @@ def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
     return place(arrays, micro_batch_layout(mesh))
 
 
-def micro_batch_layout(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of [A, micro_batch, ...]: micro-batch rows over data and fsdp."""
-    return NamedSharding(mesh, PartitionSpec(None, ROWS))
+def micro_batch_layout(mesh: Mesh, axis: int = 1) -> NamedSharding:
+    """Return the sharding of [A, micro_batch, ...]: micro-batch rows over data and fsdp.
+
+    Args:
+      axis: of the rows.
+    """
+    return NamedSharding(mesh, PartitionSpec(*[None] * axis, ROWS))
 
 
 def replicate(array: Array, mesh: Mesh) -> jax.Array:

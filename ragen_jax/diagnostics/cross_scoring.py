@@ -27,12 +27,10 @@ from ragen_jax.core.compilation import compiled
 from ragen_jax.core.padding import length_bucket, pad_rows
 from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import Segment
+from ragen_jax.model.attention import LEAST_PREFIX, Segment, prepend
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
-
-LEAST_PREFIX = 64  # minimum length of a common prefix that is read in a separate call
 
 # Whether programs are only compiled, not run.
 _compiling: contextvars.ContextVar[bool] = contextvars.ContextVar("compiling", default=False)
@@ -289,13 +287,7 @@ def read_prompts(
     if prefix is None:
         return Segment(*kv, length_N=length_N, next_position_N=next_N), last_ND
 
-    # The prefix is repeated for each prompt of a call, so that attention reads a single segment:
-    # on CPU, a second segment costs more than reading the whole prompts.
-    def prepend_prefix(first, rest):
-        first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
-        return jnp.concatenate([first, rest], axis=-2)
-
-    k, v = jax.tree.map(prepend_prefix, (prefix.k, prefix.v), kv)
+    k, v = prepend(prefix, *kv)
     length_N = prefix.length_N + length_N
     return Segment(k=k, v=v, length_N=length_N, next_position_N=next_N), last_ND
 

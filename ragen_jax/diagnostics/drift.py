@@ -8,7 +8,7 @@ without signal. With the log-odds of the grounded style at the first token of a 
 a gradient step along -g changes D by -lr <g, grad D> to first order, separately for every part of
 the loss and every group of prompts (`gradients.figures`, X_pull).
 
-Axes: B rows, T tokens, A micro-batches.
+Axes: B rows, T tokens, A micro-batches, P shards of rows, E predictions, V vocabulary.
 """
 
 import functools
@@ -22,9 +22,12 @@ from jax.sharding import Mesh
 
 from ragen_jax.core.types import Batch, Params
 from ragen_jax.envs.styles import Style
+from ragen_jax.model.likelihood import predicting_states, unpack
 from ragen_jax.model.qwen import Qwen, logits
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.update import optimize
+from ragen_jax.update.micro_batches import split_rows
+from ragen_jax.update.pieces import TokenRows, token_rows
 from ragen_jax.update.policy import ForwardContext
 
 Openings = tuple[tuple[int, ...], tuple[int, ...]]  # first token ids: grounded style, other styles
@@ -55,17 +58,17 @@ def log_odds_gradient(
       params: the policy's parameters; with LoRA, its adapters. grad D has the same structure.
       ids: the result of `openings`.
     """
-    rows_B = np.flatnonzero(batch.weight_B > 0)
-    first_B = (batch.mask_BT > 0).argmax(1)
-    arrays = {
-        "tokens": batch.tokens_BT,
-        "before": first_B.astype(np.int32) - 1,  # a prompt has at least one token
-        "weight": (batch.weight_B / len(rows_B)).astype(np.float32),
-    }
-    size = -(-len(batch.weight_B) // micro_batch) * micro_batch
-    pieces, count = optimize.micro_batches(
-        arrays, rows_B, mesh=mesh, micro_batch=micro_batch, size=size
+    rows = token_rows(batch)
+    first_B = rows.read_BT.argmax(1)
+    read_BT = rows.read_BT & (np.arange(rows.read_BT.shape[1]) == first_B[:, None])
+    rows_B = np.flatnonzero(read_BT.any(1))
+    layout = optimize.MinibatchLayout(
+        mesh, 1, micro_batch, len(batch.weight_B), model.config.attention
     )
+    first = TokenRows(rows.tokens_BT, read_BT)
+    ((piece,),) = split_rows([rows_B], first, layout.grouping, alike=True).pieces
+    weight_BT = (read_BT / len(rows_B)).astype(np.float32)
+    pieces, count = optimize.micro_batches(piece, first, layout, {"weight": weight_BT})
     gradient, value = _log_odds_gradient(model, ids, params, pieces, count, frozen)
     return gradient, float(value)
 
@@ -81,13 +84,11 @@ def _log_odds_gradient(
 ) -> tuple[Params, jax.Array]:
     def log_odds(params, piece):
         params = params if frozen is None else frozen.attach(params)
-        hidden_BTD, _ = model.apply({"params": params}, piece["tokens"])
-        hidden_BD = jnp.take_along_axis(hidden_BTD, piece["before"][:, None, None], axis=1)[:, 0]
-        logits_BV = logits(params, hidden_BD)
-        grounded_B, others_B = (
-            jax.nn.logsumexp(logits_BV[:, jnp.array(kind)], axis=-1) for kind in ids
+        logits_PEV = logits(params, predicting_states(model, params, piece["packed"]))
+        grounded_PE, others_PE = (
+            jax.nn.logsumexp(logits_PEV[..., jnp.array(kind)], axis=-1) for kind in ids
         )
-        return (piece["weight"] * (grounded_B - others_B)).sum()
+        return (piece["weight"] * unpack(grounded_PE - others_PE, piece["entry"])).sum()
 
     def micro(piece):
         return jax.value_and_grad(log_odds)(params, piece)[::-1], {}

@@ -41,6 +41,8 @@ from ragen_jax.algorithm.filter import round_scores
 from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
+from ragen_jax.update.micro_batches import build_arrays, place_groups, split_rows
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import Loss, PolicyLoss, rounding_decides
 from ragen_jax.update.state import TrainState
 
@@ -105,7 +107,7 @@ def part_gradients(
     The gradients of the parts sum to the gradient of the loss.
 
     Args:
-      pieces: tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
+      pieces: as in `PolicyLoss.parts`, each [A, ...].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
 
     Returns:
@@ -142,7 +144,7 @@ def bucket_products(
     the group and of a micro-batch.
 
     Args:
-      pieces: as in `part_gradients`, each [N * A, micro_batch, T], group after group.
+      pieces: as in `part_gradients`, each [N, A, ...], group after group.
       count_N: int32, number of a group's micro-batches that hold rows.
       groups: scalar int32, at most N: number of groups to run.
       direction: tree like params.
@@ -152,8 +154,7 @@ def bucket_products(
       total[p, q] = <sum_i S_ip, sum_i S_iq>, group[p, q] = sum_i <S_ip, S_iq> and
       along[p] = <sum_i S_ip, direction>, None without a direction.
     """
-    N, P = len(count_N), len(part_names(loss.settings))
-    pieces = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), pieces)
+    P = len(part_names(loss.settings))
 
     def add_group(i, carry):
         sums, group_PP = carry
@@ -273,7 +274,7 @@ def bucket_gradients(
 ) -> dict[int, Metrics]:
     """Return the `figures` of each bucket of a batch; run under the training mesh.
 
-    All buckets, and all batches of G groups and T tokens, use the same compiled program.
+    All buckets, and all batches whose groups need the same sizes, use the same compiled program.
 
     Args:
       batch: on the host. advantage_BT: float32.
@@ -286,38 +287,36 @@ def bucket_gradients(
       first.
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    settings, micro_batch = loss.settings, layout.micro_batch
+    settings = loss.settings
     weights = losses.minibatch_weights(
         mask_BT, settings.aggregation, norm_length=settings.norm_length
     )
     arrays: dict[str, Any] = {
-        "tokens": batch.tokens_BT,
         "logp": batch.logp_BT,
         "advantage": advantage_BT,
         "mask": mask_BT,
         "weights": jax.device_get(weights),
     }
     weight_BT = arrays["weights"].loss_BT
-    # Row -1 is empty padding.
-    arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
+    rows, measured = token_rows(batch), np.flatnonzero(bucket_G != LOST)
+    group_rows = [
+        np.flatnonzero((batch.group_B == group) & (batch.weight_B > 0)) for group in measured
+    ]
+    split = split_rows(group_rows, rows, layout.grouping, alike=True)
+    piece_of = dict(zip(measured.tolist(), split.pieces, strict=True))
     by_bucket = {}
-    for bucket in np.unique(bucket_G[bucket_G != LOST]).tolist():
+    for bucket in np.unique(bucket_G[measured]).tolist():
         groups = np.flatnonzero(bucket_G == bucket)
-        rows_NR = np.full((len(bucket_G), layout.size), -1)
+        built = [build_arrays(*piece_of[group], rows, layout.grouping) for group in groups]
         count_N = np.zeros(len(bucket_G), np.int32)
-        for i, group in enumerate(groups):
-            rows = np.flatnonzero((batch.group_B == group) & (batch.weight_B > 0))
-            rows_NR[i, : len(rows)] = rows
-            count_N[i] = -(-len(rows) // micro_batch)
-        pieces, _ = optimize.micro_batches(
-            arrays,
-            rows_NR.reshape(-1),
-            mesh=layout.mesh,
-            micro_batch=micro_batch,
-            size=rows_NR.size,
-        )
+        count_N[: len(groups)] = [one.count for one in built]
         *products, along_P = bucket_products(
-            loss, params, pieces, count_N, np.int32(len(groups)), direction
+            loss,
+            params,
+            place_groups(built, arrays, layout.mesh, size=len(bucket_G)),
+            count_N,
+            np.int32(len(groups)),
+            direction,
         )
         inside_B = np.isin(batch.group_B, groups) & (batch.weight_B > 0)
         counts: Metrics = {
@@ -383,7 +382,13 @@ def gradient_report(
         batch,
         advantage_E[batch.episode_B][:, None] * batch.mask_BT,
         bucket_G,
-        optimize.MinibatchLayout(learner.mesh, len(bucket_G), learner.micro_batch, group_rows),
+        optimize.MinibatchLayout(
+            learner.mesh,
+            len(bucket_G),
+            learner.micro_batch,
+            group_rows,
+            learner.model.config.attention,
+        ),
         direction=direction,
     )
     metrics = {}

@@ -2,8 +2,8 @@
 
 The alarm (regimes.py) reads changes of a metric relative to its level in the same run. A run that
 never had a valid reply, or never learned from a step, has nothing to fall. These rules read levels.
-Rules that compare a noisy metric with a constant use its interval over several steps, so that noise
-alone does not fulfil them.
+Rules that compare a noisy metric with a constant use its interval, over all steps or in the latest
+state, so that noise alone does not fulfil them.
 """
 
 import dataclasses
@@ -12,17 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ragen_jax.configs.base import Regimes
 from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.estimates import (
+    FIRST_TURN,
+    NO_DEPENDENCE,
+    NO_EFFECT,
+    PROBE,
+    RECENT,
+    ZA_SWAP,
+    estimate,
+    find_independence,
+    name_steps,
+    newest_rows,
+)
 from ragen_jax.diagnostics.intervals import wilson_interval
+from ragen_jax.diagnostics.levels import FEWEST
 
-FEW_STEPS = 5  # number of steps below which a run is too short to judge
-RECENT = 5  # number of the last steps whose replies are judged
+FEW_STEPS = 5  # number of steps below which nothing is said about a whole run
 VALID = 0.5  # fraction of valid replies below which a run teaches mostly format
 CUT_OFF = 0.5  # fraction of invalid replies that are cut off, from which length is the cause
 SOLVED = 0.98  # held-out success at step 0 from which nothing is left to learn
 TRUE = 0.5  # fraction of true statements below which reasoning misreads its prompt
-NO_USE = 0.25  # nats per action; an effect of the reasoning below this is none
-NO_DEPENDENCE = 0.1  # retrieval above chance that counts as none
 
 BAD, WEAK, UNKNOWN = "bad", "weak", "unknown"  # grades of findings
 
@@ -31,17 +42,20 @@ BAD, WEAK, UNKNOWN = "bad", "weak", "unknown"  # grades of findings
 class Records:
     """The records of an environment of a run that the rules read."""
 
-    rows: Sequence[Metrics]  # rows of metrics.jsonl, step 0 included, without labels
+    rows: Sequence[Metrics]  # rows of metrics.jsonl, all steps, without labels
     updates: Sequence[Metrics]  # the same rows with the metrics that environments share
     outcomes: Mapping[int, Sequence[float]]  # {step: success on each held-out problem}
     # Fraction of the invalid saved replies that were cut off; read if rows have no cut_off_rate.
     saved_cut_off: float = math.nan
     imitated: bool = False  # whether the run began with imitation (warmstart)
+    baseline: int = Regimes().baseline  # number of values in a level of the alarm
 
     @property
     def steps(self) -> Sequence[Metrics]:
-        """The rows of the steps, without the evaluation before them."""
-        return [row for row in self.rows if row["step"] > 0]
+        """The rows of the steps, without the evaluation of a run before them."""
+        rows = self.rows
+        evaluated = rows and rows[0]["step"] == 0 and any(k.startswith("eval/") for k in rows[0])
+        return rows[1:] if evaluated else rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,41 +77,6 @@ class Finding:
     words: str  # the evidence: a sentence without a full stop
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """The mean of a metric over some steps, with a 95 % interval."""
-
-    mean: float
-    half_width: float  # NaN if the rows have no interval
-    steps: int
-
-    @property
-    def low(self) -> float:
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
-
-
-def estimate(rows: Sequence[Metrics], name: str, *, minus: str = "") -> Estimate | None:
-    """Return the mean of a metric over the rows that have it, or None if no row has it.
-
-    Steps are independent, so the variance of the mean is that of the steps' 95 % intervals
-    (`name`_ci95) divided by their number.
-
-    Args:
-      minus: a metric that is subtracted, such as the chance level.
-    """
-    found = [row for row in rows if name in row and (not minus or minus in row)]
-    if not found:
-        return None
-    values = [row[name] - (row[minus] if minus else 0.0) for row in found]
-    halves = [row.get(f"{name}_ci95", math.nan) for row in found]
-    half_width = math.sqrt(sum(half**2 for half in halves)) / len(halves)
-    return Estimate(float(np.mean(values)), half_width, len(found))
-
-
 def find_levels(records: Records) -> list[Finding]:
     """Return the findings of all rules, most basic first; later ones may follow from earlier."""
     found = ((rule, rule.find(records)) for rule in RULES)
@@ -111,7 +90,12 @@ def _not_finite(r: Records) -> str | None:
     skipped = [row for row in r.updates if row.get("update/skipped", 0) > 0]
     if not skipped or len(skipped) < len(r.steps) / 2:
         return None
-    return f"updates were not finite, and were skipped, in {len(skipped)} of {len(r.steps)} steps"
+    of = _count(len(r.steps), "step")
+    return f"updates were not finite, and were skipped, in {len(skipped)} of {of}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _kept(r: Records) -> tuple[int, int]:
@@ -126,26 +110,32 @@ def _no_update(r: Records) -> str | None:
         return None
     zero = estimate(r.steps, "filter/zero_groups")
     why = f"; {zero.mean:.0%} of the groups had no reward variance" if zero else ""
-    return f"no step was learned from: the filter kept no group in any of {steps} steps{why}"
+    of = _count(steps, "step")
+    return f"no step was learned from: the filter kept no group in {of}{why}"
 
 
 def _few_updates(r: Records) -> str | None:
     empty, steps = _kept(r)
     if not steps or not steps / 2 <= empty < steps:
         return None
-    return f"the filter kept no group in {empty} of {steps} steps"
+    return f"the filter kept no group in {empty} of {_count(steps, 'step')}"
+
+
+def _mean_of_replies(r: Records, name: str) -> float:
+    """Return the mean of a metric in the latest state of valid replies; NaN if unknown."""
+    found = estimate(newest_rows(r.steps, "rollout/valid_rate"), name)
+    return found.mean if found else math.nan
 
 
 def _valid(r: Records) -> float:
-    """Return the fraction of valid replies in the last steps; NaN if unknown."""
-    found = estimate(r.steps[-RECENT:], "rollout/valid_rate")
-    return found.mean if found else math.nan
+    """Return the fraction of valid replies in the latest state; NaN if unknown."""
+    return _mean_of_replies(r, "rollout/valid_rate")
 
 
 def _cut_off(r: Records) -> float:
     """Return the fraction of the invalid replies that were cut off; NaN if unknown."""
-    found = estimate(r.steps[-RECENT:], "rollout/cut_off_rate")
-    return found.mean / (1 - _valid(r)) if found else r.saved_cut_off
+    cut_off = _mean_of_replies(r, "rollout/cut_off_rate")
+    return r.saved_cut_off if math.isnan(cut_off) else cut_off / (1 - _valid(r))
 
 
 def _truncated(r: Records) -> str | None:
@@ -160,8 +150,8 @@ def _truncated(r: Records) -> str | None:
 def _malformed(r: Records) -> str | None:
     if not _valid(r) < VALID or _cut_off(r) >= CUT_OFF:
         return None
-    closed = estimate(r.steps[-RECENT:], "rollout/valid_think_rate")
-    why = f"; {closed.mean:.0%} of the reasoning is closed" if closed else ""
+    closed = _mean_of_replies(r, "rollout/valid_think_rate")
+    why = "" if math.isnan(closed) else f"; {closed:.0%} of the reasoning is closed"
     return f"{_valid(r):.0%} of the replies have the required form{why}"
 
 
@@ -175,7 +165,8 @@ def _never_solved(r: Records) -> str | None:
     rates = _success(r)
     if len(r.steps) < FEW_STEPS or not rates or max(rates) > 0:
         return None
-    return f"no problem was solved in {len(r.steps)} steps and {len(r.outcomes)} evaluations"
+    evaluations = _count(len(r.outcomes), "evaluation")
+    return f"no problem was solved in {len(r.steps)} steps and {evaluations}"
 
 
 def _always_solved(r: Records) -> str | None:
@@ -206,46 +197,61 @@ def _imitation_at_chance(r: Records) -> str | None:
     )
 
 
+def _all_rows(rows: Sequence[Metrics], name: str, *, minus: str = "") -> list[Metrics]:
+    """Return the rows with a metric, or [] if they are too few for a whole run."""
+    found = [row for row in rows if name in row and (not minus or minus in row)]
+    return found if len(found) >= FEW_STEPS else []
+
+
 def _no_dependence(r: Records) -> str | None:
-    found = {
-        name: estimate(r.steps, f"{name}/retrieval_acc", minus=f"{name}/retrieval_chance")
-        for name in ("collapse/first_turn", "probe")
-    }
-    known = [x for x in found.values() if x and x.steps >= FEW_STEPS]
-    if not known or not all(x.low <= 0 and x.high < NO_DEPENDENCE for x in known):
-        return None
-    excess = known[0]
-    return (
-        f"from the start, reasoning was no likelier under its own prompt than under others "
-        f"(retrieval minus chance {excess.mean:+.2f} ± {excess.half_width:.2f})"
-    )
+    for choose in (_all_rows, newest_rows):
+        found = {
+            scope: choose(r.steps, f"{scope}/retrieval_acc", minus=f"{scope}/retrieval_chance")
+            for scope in (FIRST_TURN, PROBE)
+        }
+        figures = [find_independence(rows, scope) for scope, rows in found.items() if rows]
+        if not figures or not all(figures):
+            continue
+        rows = next(rows for rows in found.values() if rows)
+        when = "from the start" if choose is _all_rows else name_steps(rows)
+        return (
+            f"{when}, reasoning was no likelier under its own prompt than under others "
+            f"({figures[0]})"
+        )
+    return None
 
 
 def _decoration(r: Records) -> str | None:
-    effect = estimate(r.steps, "flow/first_turn/za_swap")
-    if not effect or not (effect.low <= 0 and effect.high < NO_USE):
-        return None
-    return (
-        f"from the start, actions did not depend on the reasoning (za_swap {effect.mean:+.2f} "
-        f"± {effect.half_width:.2f} nats)"
-    )
+    for choose in (_all_rows, newest_rows):
+        rows = choose(r.steps, ZA_SWAP)
+        effect = estimate(rows, ZA_SWAP)
+        if effect and effect.low <= 0 and effect.high < NO_EFFECT:
+            when = "from the start" if choose is _all_rows else name_steps(rows)
+            return (
+                f"{when}, actions did not depend on the reasoning (za_swap {effect.mean:+.2f} "
+                f"± {effect.half_width:.2f} nats)"
+            )
+    return None
 
 
 def _misread(r: Records) -> str | None:
-    true = estimate(r.steps[:RECENT], "reasoning/grounded_rate")
-    now = estimate(r.steps[-RECENT:], "reasoning/grounded_rate")
-    if not true or not now or not (true.high < TRUE and now.high < TRUE):
+    rows = _all_rows(r.steps, "reasoning/grounded_rate")
+    first = estimate(rows[:RECENT], "reasoning/grounded_rate")
+    now = estimate(newest_rows(rows, "reasoning/grounded_rate"), "reasoning/grounded_rate")
+    if not first or not now or not (first.high < TRUE and now.high < TRUE):
         return None
-    return f"from the start, only {true.mean:.0%} of the facts stated in the reasoning were true"
+    return f"from the start, only {first.mean:.0%} of the facts stated in the reasoning were true"
 
 
 def _too_few(r: Records) -> str | None:
-    # Rows of another trainer's rollouts have no times.
-    if len(r.steps) >= FEW_STEPS or not any("time/step" in row for row in r.steps):
+    steps = len(r.steps)
+    if steps >= r.baseline + FEWEST:
         return None
-    return f"{len(r.steps)} step{'s' * (len(r.steps) != 1)} are too few to judge"
+    are = "is" if steps == 1 else "are"
+    return f"{_count(steps, 'step')} {are} too few to judge a change over time"
 
 
+LATEST = f"in the newest steps that agree (at most {RECENT})"
 RULES = (
     LevelRule(
         "updates that are not finite",
@@ -258,15 +264,15 @@ RULES = (
     LevelRule(
         "replies that are cut off",
         BAD,
-        f"fewer than {VALID:.0%} of the replies of the last {RECENT} steps are valid, and at least "
-        f"{CUT_OFF:.0%} of the others have `rollout.max_new_tokens` tokens",
+        f"fewer than {VALID:.0%} of the replies are valid, and at least {CUT_OFF:.0%} of the "
+        f"others have `rollout.max_new_tokens` tokens, {LATEST}",
         "Raise `rollout.max_new_tokens`, or penalise length with `reward.overlong_buffer`.",
         _truncated,
     ),
     LevelRule(
         "replies without the required form",
         BAD,
-        f"fewer than {VALID:.0%} of the replies of the last {RECENT} steps are valid",
+        f"fewer than {VALID:.0%} of the replies are valid, {LATEST}",
         "Look at `rollouts/*.jsonl`: the model may need `env.prompt=full`, an example of the "
         "form in its instructions, or supervised training.",
         _malformed,
@@ -297,15 +303,19 @@ RULES = (
     LevelRule(
         "no dependence on the prompt",
         BAD,
-        f"the 95 % interval of retrieval minus chance, over at least {FEW_STEPS} steps, contains 0 "
-        f"and ends below {NO_DEPENDENCE}",
-        "The reasoning was a template before training: choose another model or prompt.",
+        f"the 95 % interval of retrieval minus chance contains 0, and ends below {NO_DEPENDENCE} "
+        f"or that of own_margin below {NO_EFFECT} nats, over all steps (at least {FEW_STEPS}) or "
+        f"{LATEST}",
+        "If the reasoning was a template from the start, choose another model or prompt; if it "
+        "became one, go back to a checkpoint from before, with a lower entropy bonus and learning "
+        "rate.",
         _no_dependence,
     ),
     LevelRule(
         "reasoning as decoration",
         BAD,
-        f"the 95 % interval of za_swap over all steps contains 0 and ends below {NO_USE} nats",
+        f"the 95 % interval of za_swap contains 0 and ends below {NO_EFFECT} nats, over all steps "
+        f"(at least {FEW_STEPS}) or {LATEST}",
         "The policy reads the answer from the prompt: the reasoning is not used, and its "
         "diagnostics say nothing about the actions.",
         _decoration,
@@ -313,7 +323,8 @@ RULES = (
     LevelRule(
         "false statements from the start",
         WEAK,
-        f"the fraction of true statements is below {TRUE:.0%} in the first and last {RECENT} steps",
+        f"the fraction of true statements is below {TRUE:.0%} in the first {RECENT} steps and "
+        f"{LATEST}",
         "Compare `rollouts/*.jsonl` with the prompts: the model misreads the observation.",
         _misread,
     ),
@@ -341,8 +352,8 @@ RULES = (
     LevelRule(
         "too few steps",
         UNKNOWN,
-        f"the run has fewer than {FEW_STEPS} steps",
-        "Train longer.",
+        f"there are fewer steps than the alarm needs ({Regimes().baseline + FEWEST} by default)",
+        "Train longer, or score more steps.",
         _too_few,
     ),
 )

@@ -29,6 +29,7 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config import help
 from ragen_jax.config.fields import warning
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.lab.arms import arms, list_fixed_fields, run_arms, set_dates, shorten
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.interim_analyses import analysis_seed_counts, certain
@@ -138,12 +139,15 @@ def experiment_name(argv: list[str]) -> str | None:
         if argv[1:2] != ["run"] or not argv[2:] or argv[2].startswith("-"):
             raise ValueError("give `list`, `pages`, or `run NAME` with a name from `list`")
         if argv[2] not in EXPERIMENTS:
-            raise ValueError(f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}")
+            raise ValueError(
+                f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}"
+                f"{did_you_mean(argv[2], EXPERIMENTS)}"
+            )
     return argv[2]
 
 
 if __name__ == "__main__":
-    CONFIG = command.define_config()
+    CONFIG = command.define_config("that of the experiment")
     QUICK = flags.DEFINE_bool("quick", False, "Run a short form of the experiment.")
     WORKERS = flags.DEFINE_integer(
         "workers", 0, "Arms to run in parallel; 0: one per core on a CPU, else 1."

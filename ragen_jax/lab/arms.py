@@ -24,7 +24,7 @@ from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.imitate import tiny_model
-from ragen_jax.run.training import exit_code
+from ragen_jax.run.preemption import exit_code
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links

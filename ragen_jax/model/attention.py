@@ -10,22 +10,28 @@ other and to zero or more preceding `Segment`s of keys and values computed earli
     slots               the pages of a cache that grows by whole pages and, while decoding, the
                         tokens sampled since the rows were last read
     cross-scoring       one: a prompt shared by every reasoning scored under it
+    packed rows         no segment; a `Tree` says which of the earlier positions a token reads
 
 Segments are never written inside a layer, so a decode loop carries only the small buffer of
 the turn's tokens; the long prompt stays loop-invariant and is neither copied nor repeated.
 
 Axes: B rows, N segment rows (B = N * m, row b reads segment row b // m), T new tokens,
-S segment positions, H heads, K key-value heads, D head width, L layers.
+S segment positions, H heads, K key-value heads, D head width, L layers; in a tree, Q blocks of
+positions, P pairs of them, R rows and U positions of a row.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
+import jax.extend
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from ragen_jax.core.sharding import by_shard
+from ragen_jax.core.types import Array
 from ragen_jax.model.kernels import KERNELS
 
 # Keys or values of all layers: one stacked array, or one array per layer (see Segment).
@@ -36,6 +42,8 @@ MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 # scores of all positions, [B, H, T, S], would be larger than everything else.
 BLOCK = 256
 WHOLE = 1024  # a memory of at most this number of positions is scored at once
+SAVED = "tree_attention"  # name of small results that a tree's backward pass reads
+LEAST_PREFIX = 64  # minimum length of a common prefix of prompts that is read in a separate call
 
 
 @flax.struct.dataclass
@@ -65,6 +73,27 @@ class Segment:
         return self.length_N if self.next_position_N is None else self.next_position_N
 
 
+@flax.struct.dataclass
+class Tree:
+    """The prefix tree of rows that are packed into one sequence (prefix_tree.py).
+
+    A position reads itself and the positions on its path from the root. In depth-first order these
+    are the positions k <= q with q < end[k]. The plain form of attention reads blocks of keys; the
+    kernels read whole rows.
+    """
+
+    end_BT: Array  # int32, the position after the last that reads this one
+    # For the plain form: the pairs of blocks of which the first reads any of the second, as indices
+    # of blocks of queries, ascending, and of keys, -1: none; int32 [B, P].
+    queries_BP: Array | None = None
+    keys_BP: Array | None = None
+    # For kernels: the packed position of each position of each row, and one of these R * U
+    # positions for each packed position; int32.
+    path_BRU: Array | None = None
+    owner_BT: Array | None = None
+    block: int = flax.struct.field(pytree_node=False, default=0)  # positions; 0 for kernels
+
+
 def attend(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
@@ -72,6 +101,7 @@ def attend(
     segments: Sequence[tuple[jax.Array, ...]],
     *,
     kernel: str = "xla",
+    tree: Tree | None = None,
 ) -> jax.Array:
     """Return softmax attention of new tokens over `segments` and, causally, over each other.
 
@@ -82,6 +112,8 @@ def attend(
         `Segment`, is allowed only with several new tokens.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS`, used if there are no
         segments. For "splash" the queries are already scaled (kernels.SCALED_QUERIES).
+      tree: which earlier positions each position reads; None: all. Not with segments. Its plain
+        form accepts the positions in blocks, [B * Q, block, H, D].
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: padding comes after
@@ -89,6 +121,11 @@ def attend(
       than `WHOLE` positions, or one read through rows_B, is read in blocks, with a running maximum
       and denominator (Milakov and Gimelshein, arXiv 1805.02867).
     """
+    if tree is not None:
+        if kernel != "xla":
+            return _attend_rows(KERNELS[kernel], q_BTHD, k_BTKD, v_BTKD, tree)
+        # The backward pass gathers blocks again: they are larger than what they are copies of.
+        return jax.checkpoint(_attend_tree, policy=_is_saved)(q_BTHD, k_BTKD, v_BTKD, tree)
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
     B, T, H, D = q_BTHD.shape
@@ -139,6 +176,117 @@ def attend(
     for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
         out = out + _scatter(_mix(weight, by_head(v_NKSD)), B)
     return by_row(out / total)
+
+
+def _attend_tree(q: jax.Array, k: jax.Array, v: jax.Array, tree: Tree) -> jax.Array:
+    """Return attention over the paths of a tree, in the shape of q.
+
+    Scores are computed for the pairs of blocks of which the first reads any of the second, and
+    combined over the pairs of a block of queries.
+
+    Args:
+      q, k, v: [.., D] with any axes in front that hold the B * T positions.
+    """
+    assert tree.queries_BP is not None and tree.keys_BP is not None
+    B, T = tree.end_BT.shape
+    (H, D), K, block = q.shape[-2:], k.shape[-2], tree.block
+    P, Q, groups = tree.queries_BP.shape[1], T // block, H // K
+    heads = (K,) if K > 1 else ()  # as in `attend`
+    queries_BP, keys_BP = tree.queries_BP, jnp.maximum(tree.keys_BP, 0)
+    of_pair_BPQ = jax.nn.one_hot(queries_BP, Q, dtype=jnp.float32)
+
+    def pairs(x, index_BP, groups):
+        """Return the block of each pair, [B * P, .., groups * block, D]."""
+        x = x.reshape(B, Q, block, K, groups, D).transpose(0, 1, 3, 4, 2, 5)
+        x = _take_blocks(x.reshape(B, Q, *heads, groups * block, D), index_BP)
+        return x.reshape(B * P, *x.shape[2:])
+
+    def add(x):
+        """Return the sums over the pairs of each block of queries, [B, Q, ..]."""
+        return _add_blocks(of_pair_BPQ, x.reshape(B, P, *x.shape[1:]))
+
+    at_q = queries_BP[..., None] * block + jnp.arange(block)
+    at_k = keys_BP[..., None] * block + jnp.arange(block)
+    end_BPb = take_along_rows(tree.end_BT.reshape(B, Q, block), keys_BP)
+    real = (tree.keys_BP >= 0)[..., None, None]
+    read = real & (at_k[:, :, None] <= at_q[..., None]) & (at_q[..., None] < end_BPb[:, :, None])
+    read = jnp.tile(read.reshape(B * P, block, block), (1, groups, 1))
+    read = read.reshape(B * P, *(1 for _ in heads), groups * block, block)
+    score = _scores(pairs(q, queries_BP, groups), pairs(k, keys_BP, 1))
+    score = jnp.where(read, score, MASKED)
+
+    top = jax.lax.stop_gradient(score).max(-1).reshape(B, P, *score.shape[1:-1])
+    highest = functools.partial(
+        jax.ops.segment_max, num_segments=Q, indices_are_sorted=True, mode="promise_in_bounds"
+    )
+    top = take_along_rows(jax.vmap(highest)(top, queries_BP), queries_BP)
+    weight = jnp.exp(score - top.reshape(score.shape[:-1])[..., None])
+    total = checkpoint_name(add(weight.sum(-1)), SAVED)
+    out = checkpoint_name(add(_mix(weight, pairs(v, keys_BP, 1))), SAVED)
+    out = (out / total[..., None]).astype(v.dtype).reshape(B, Q, K, groups, block, D)
+    return out.transpose(0, 1, 4, 2, 3, 5).reshape(q.shape)
+
+
+def _is_saved(primitive: jax.extend.core.Primitive, *_: Any, **parameters: Any) -> bool:
+    """Return whether the backward pass of `_attend_tree` reads a result instead of computing it."""
+    return primitive is jax.lax.exp_p or parameters.get("name") == SAVED
+
+
+@jax.custom_vjp
+def _take_blocks(x: jax.Array, index_BP: jax.Array) -> jax.Array:
+    """Return `take_along_rows`; the backward pass is a product, as XLA adds rows one by one."""
+    return take_along_rows(x, index_BP)
+
+
+def _take_blocks_forward(x: jax.Array, index_BP: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return take_along_rows(x, index_BP), jax.nn.one_hot(index_BP, x.shape[1], dtype=x.dtype)
+
+
+def _take_blocks_backward(of_pair_BPQ: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+    return _add_blocks(of_pair_BPQ, g).astype(g.dtype), None
+
+
+_take_blocks.defvjp(_take_blocks_forward, _take_blocks_backward)
+
+
+def _add_blocks(of_pair_BPQ: jax.Array, x: jax.Array) -> jax.Array:
+    """Return float32 sums over the pairs of each block: [B, P, ..] -> [B, Q, ..]."""
+    return jnp.einsum(
+        "bpq,bp...->bq...",
+        of_pair_BPQ,
+        x,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _attend_rows(
+    kernel: Callable[..., jax.Array],
+    q_BTHD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    tree: Tree,
+) -> jax.Array:
+    """Return attention over the paths of a tree by a kernel for whole rows.
+
+    The rows are unpacked for attention alone: it repeats shared positions, which costs little next
+    to the matrix products that do not.
+    """
+    assert tree.path_BRU is not None and tree.owner_BT is not None
+    B, R, U = tree.path_BRU.shape
+    path_BX = tree.path_BRU.reshape(B, R * U)
+
+    def unpack(x_BTE):
+        x = take_along_rows(x_BTE, path_BX)
+        return x.reshape(B * R, U, *x_BTE.shape[2:])
+
+    out = kernel(unpack(q_BTHD), unpack(k_BTKD), unpack(v_BTKD))
+    return take_along_rows(out.reshape(B, R * U, *out.shape[2:]), tree.owner_BT)
+
+
+def take_along_rows(x: Array, index_BN: Array) -> jax.Array:
+    """Return entries of each row: x [B, T, ...], index int32 [B, N] -> [B, N, ...]."""
+    return jax.vmap(lambda row, index: row.at[index].get(mode="promise_in_bounds"))(x, index_BN)
 
 
 def _attend_in_blocks(
@@ -256,6 +404,20 @@ def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capaci
         v=jax.tree.map(grow, segment.v, v),
         length_N=length_B + count_B,
     )
+
+
+def prepend(prefix: Segment, k: Layers, v: Layers) -> tuple[Layers, Layers]:
+    """Return keys and values [.., B, K, T, D] after those of a prefix of one row, without padding.
+
+    The prefix is repeated for each row, so that attention reads a single segment: on CPU, a second
+    segment costs more than reading the whole rows.
+    """
+
+    def join(first, rest):
+        first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
+        return jnp.concatenate([first, rest], axis=-2)
+
+    return jax.tree.map(join, (prefix.k, prefix.v), (k, v))
 
 
 def write(cache: jax.Array, new: jax.Array, position_BT: jax.Array) -> jax.Array:

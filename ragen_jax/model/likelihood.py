@@ -1,20 +1,24 @@
 """Log-probs of tokens, entropy of each token's distribution, and the exact KL to a reference.
 
-`token_statistics` is the only place where logits and tokens are shifted against each other. The
-vocabulary is read in chunks, so no [B, T, V] array exists, however large V is. If devices share the
-head, each reads its part of the vocabulary, chunk by chunk, and only sums are exchanged.
+`token_statistics` shifts logits and tokens against each other; `PackedRows` say which position
+predicts which token. The vocabulary is read in chunks, so no [B, T, V] array exists, however large
+V is. If devices share the head, each reads its part of the vocabulary, chunk by chunk, and only
+sums are exchanged.
 
-Axes: B rows, T tokens, N = B * T, D width, V vocabulary, C its chunk, S its shards.
+Axes: B rows, T tokens, N = B * T, D width, V vocabulary, C its chunk, S its shards; in packed rows
+P shards of rows, E predictions of a shard, L positions of a sequence.
 """
 
 import functools
 from typing import NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.core.sharding import constrain, vocabulary_shards
 from ragen_jax.core.types import Array, Params
+from ragen_jax.model.attention import Tree, take_along_rows
 from ragen_jax.model.qwen import Qwen, head
 
 VOCAB_CHUNK = 8192  # logits of one token held at a time
@@ -192,6 +196,65 @@ def _together(sums: Sums, gap: Gap | None) -> tuple[Sums, Gap | None]:
     ref_top = gap.top.max(0)
     ref_total = (jnp.exp(gap.top - ref_top) * gap.total).sum(0)
     return whole, Gap(ref_top, ref_total, (factor * gap.gap).sum(0))
+
+
+@flax.struct.dataclass
+class PackedRows:
+    """Rows of tokens as a forward pass reads them, and the tokens whose probabilities are needed.
+
+    The sequences of a shard of rows follow each other. Without a tree, each holds a row.
+    """
+
+    tokens_BL: Array  # int32, right-padded with any id
+    source_PE: Array  # int32, among a shard's B / P * L positions: the one before the token
+    target_PE: Array  # int32, the token
+    tree: Tree | None = None
+
+
+def predicting_states(model: Qwen, params: Params, rows: PackedRows) -> jax.Array:
+    """Return the final hidden states from which the tokens are predicted, [P, E, D]."""
+    hidden_BLD, _ = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree)
+    P, D = rows.source_PE.shape[0], hidden_BLD.shape[-1]
+    hidden_PED = take_along_rows(hidden_BLD.reshape(P, -1, D), rows.source_PE)
+    return constrain(hidden_PED, "rows", None, None)
+
+
+def packed_statistics(
+    model: Qwen,
+    params: Params,
+    rows: PackedRows,
+    *,
+    temperature: Array | float = 1.0,
+    reference: Params | None = None,
+) -> tuple[jax.Array, ...]:
+    """Return (logp, entropy) of the tokens given those before them; KL with a reference.
+
+    The vocabulary is read for these tokens alone. Arguments as in `token_statistics`.
+
+    Returns:
+      float32 [P, E] each.
+    """
+
+    def read(params):
+        return predicting_states(model, params, rows), head(params)
+
+    return vocabulary_statistics(
+        *read(params),
+        jnp.asarray(rows.target_PE),
+        temperature,
+        None if reference is None else read(reference),
+    )
+
+
+def unpack(x_PE: jax.Array, entry_RT: jax.Array) -> jax.Array:
+    """Return what was computed for tokens [P, E] as an array of rows [R, T].
+
+    Args:
+      entry_RT: int32, the index of each token among those of its shard; -1: 0 is returned.
+    """
+    P, (R, T) = x_PE.shape[0], entry_RT.shape
+    found = take_along_rows(x_PE, jnp.maximum(entry_RT, 0).reshape(P, -1))
+    return jnp.where(entry_RT < 0, 0.0, found.reshape(R, T))
 
 
 def token_statistics(

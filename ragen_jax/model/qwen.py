@@ -16,7 +16,7 @@ import numpy as np
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import Layers, Segment, attend
+from ragen_jax.model.attention import Layers, Segment, Tree, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.positions import splice, token_positions
@@ -205,6 +205,7 @@ class Block(nn.Module):
         angles: tuple[jax.Array, jax.Array],
         segment_rows: tuple[tuple[jax.Array, ...], ...],
         keep_kv: bool,
+        tree: Tree | None,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         c = self.config
@@ -224,7 +225,7 @@ class Block(nn.Module):
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
-        a = attend(q, k, v, segments, kernel=c.attention)
+        a = attend(q, k, v, segments, kernel=c.attention, tree=tree)
         x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
         x = constrain(x, "rows", None, None)
 
@@ -253,6 +254,7 @@ class Qwen(nn.Module):
         positions: jax.Array | None = None,
         segments: Sequence[Segment] = (),
         *,
+        tree: Tree | None = None,
         keep_kv: bool = False,
     ) -> tuple[jax.Array, tuple[Layers, Layers] | None]:
         """Run the layers over new tokens.
@@ -264,8 +266,10 @@ class Qwen(nn.Module):
         Args:
           tokens_BT: int32 [B, T], right-padded with any id.
           positions: int32 [B, T], or [3, B, T] with a mrope_section; default: those of
-            `token_positions`, from 0.
+            `token_positions`, from 0, in a tree along each path.
           segments: the memory that the new tokens may read.
+          tree: the prefix tree of the rows that are packed into each row of tokens, without
+            segments. None: a row of tokens is one sequence.
           keep_kv: whether to return the new tokens' keys and values.
 
         Returns:
@@ -281,7 +285,8 @@ class Qwen(nn.Module):
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
         images = self.get_variable("params", "images")
         if positions is None:
-            positions = token_positions({"images": images}, tokens_BT)
+            end_BT = None if tree is None else tree.end_BT
+            positions = token_positions({"images": images}, tokens_BT, end_BT=end_BT)
         if positions.ndim == 3 and not c.mrope_section:
             raise ValueError(
                 f"positions have shape {positions.shape}, but the model has no mrope_section: "
@@ -295,6 +300,10 @@ class Qwen(nn.Module):
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
         if images is not None:
             x = splice(x, tokens_BT, images, c.vocab_size)
+        if tree is not None and tree.block:
+            # With one long row, XLA's CPU backend is a fifth slower.
+            x, cos, sin = (y.reshape(-1, tree.block, *y.shape[2:]) for y in (x, *angles))
+            angles = cos, sin
         rows = tuple(
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments
@@ -308,7 +317,7 @@ class Qwen(nn.Module):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": layer_params}, x, angles, rows, keep_kv, memory
+                    {"params": layer_params}, x, angles, rows, keep_kv, tree, memory
                 )
                 layer_kvs.append(kv)
             kv = None
@@ -320,12 +329,13 @@ class Qwen(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, kvs)
-        return RMSNorm(c.norm_eps, name="final_norm")(x), kv
+            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kvs)
+        x = RMSNorm(c.norm_eps, name="final_norm")(x)
+        return x.reshape(*tokens_BT.shape, c.width), kv
 
 
 def head(params: Params) -> jax.Array:

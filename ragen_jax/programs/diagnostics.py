@@ -7,21 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss
-from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.diagnostics import cross_scoring, flow, gradients, mediation
 from ragen_jax.programs.program import (
     Program,
-    micro_batches,
     on_chip,
     program,
     split,
     training_helps,
 )
 from ragen_jax.programs.roofline import Work
+from ragen_jax.programs.rows import group_shapes, micro_batch_structs
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
 from ragen_jax.update.policy import PolicyLoss
 
@@ -131,15 +129,14 @@ def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterat
 
 def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the program that computes the inner products of a bucket's gradients, part by part."""
-    d, o = config.diagnose, config.optimizer
+    d = config.diagnose
     if not d.gradients_every:
         return
     loss, groups = build_loss(run.config), d.gradients_groups or config.rollout.groups
-    of_group = -(-(step_rows(config) // config.rollout.groups) // o.micro_batch)
-    pieces = micro_batches(
-        run, groups * of_group, tokens="int32", logp="f4", advantage="f4", mask="f4"
-    )
-    pieces["weights"] = Weights(loss_BT=pieces["mask"], mean_BT=pieces["mask"])
+    shapes = group_shapes(run, config, at)
+    of_group = shapes.grouping.micro_batches
+    types = {"logp": "f4", "advantage": "f4", "mask": "f4"}
+    pieces = micro_batch_structs(run, shapes, groups, of_group, **types)
     buckets = len(d.gradients_edges) + 1 if d.gradients_edges else d.gradients_buckets
     size = sum(x.size for x in jax.tree.leaves(run.state.params))
     yield program(
@@ -163,9 +160,8 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
             run.policy if run.copied else None,
         ),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).gradients(
-            on_chip(o.micro_batch, run.mesh),
-            run.row,
-            micro_batches=-(-groups * of_group // buckets),
+            *(shapes.positions, shapes.keys, shapes.sizes.reads),
+            micro_batches=groups * shapes.count / buckets,
             parts=len(gradients.part_names(loss)),
             reference=bool(loss.kl_coef),
             trained=size // split(run),

@@ -1,7 +1,9 @@
 """Report compilation: a progress line, the seconds per step, and the names of late programs.
 
-Compiling takes minutes for a large model. After its first steps a run should have compiled all its
-programs; a program that compiles later delays a step.
+Compiling takes minutes for a large model. After its first steps a run has compiled most of its
+programs. A program that compiles later delays a step: usually rows have become longer or shorter,
+which gives them a new padded length (core/padding.py). There are few such lengths, so a line only
+reports it; steps that keep compiling are a fault and give a warning.
 """
 
 import collections
@@ -24,7 +26,9 @@ EVENT = "/jax/core/compile/backend_compile_duration"  # one per program, compile
 EVERY = 8.0
 LOWERED = "jax._src.interpreters.pxla"  # the logger that reports the shapes of compiled programs
 FIRST_STEPS = 2  # steps in which programs are expected to compile
-LATE_EVERY = 60.0  # minimum seconds between two warnings
+LATE_EVERY = 60.0  # minimum seconds between two lines about late programs
+RECENT, OFTEN = 20, 15  # of the last RECENT steps, OFTEN that compiled give a warning
+PRECOMPILED = "precompiled programs"  # name of the wait for programs that threads compiled
 THREAD = "precompile"  # prefix of the names of threads that compile ahead
 WORTH_A_LINE = 0.1  # minimum compile time of a reported late program, in seconds
 
@@ -48,12 +52,13 @@ class CompileMonitor:
         self.programs: list[CompiledProgram] = []
         self.reported = 0  # number of `programs` whose seconds are in a metrics row
         self.steps = 0
-        self.late: list[CompiledProgram] = []  # without a warning so far
-        self.warned = -LATE_EVERY
+        self.late: list[CompiledProgram] = []  # without a line so far
+        self.printed = -LATE_EVERY  # time.monotonic() of the last line about late programs
+        self.recent = collections.deque[bool](maxlen=RECENT)  # whether the last steps compiled
         self.shapes = _Shapes()
 
     def add(self, name: str, seconds: float) -> None:
-        """Count a program, and print the total from time to time.
+        """Count a program, and print the number of those compiled when they were called.
 
         Programs compiled by a thread of precompile.py are not counted: either nothing waits for
         them, or `add_wait` counts the wait.
@@ -61,18 +66,18 @@ class CompileMonitor:
         if threading.current_thread().name.startswith(THREAD):
             return
         self.programs.append(CompiledProgram(name, seconds, self.shapes.new_of(name)))
-        seconds = sum(program.seconds for program in self.programs)
-        if seconds_since_output() >= EVERY and seconds >= EVERY:
-            console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
+        called = [program.seconds for program in self.programs if program.name != PRECOMPILED]
+        if seconds_since_output() >= EVERY and sum(called) >= EVERY:
+            console(f"compiling as needed: {len(called)} programs so far, {sum(called):.0f} s")
 
     def add_wait(self, seconds: float) -> None:
         """Count the time that a step waited for programs compiled by threads."""
-        self.programs.append(CompiledProgram("precompiled programs", seconds, ()))
+        self.programs.append(CompiledProgram(PRECOMPILED, seconds, ()))
 
     def metrics(self, step: int) -> Metrics:
         """Return time/compile: the seconds of compilation since the previous row, 0.0 if none.
 
-        Warn about programs that compile after the first steps of this process.
+        Report programs that compile after the first steps of this process.
 
         Args:
           step: step number of the row; 0: before the first step.
@@ -81,16 +86,30 @@ class CompileMonitor:
         self.reported += len(programs)
         self.steps += step > 0
         if self.steps > FIRST_STEPS:
-            self.late += [program for program in programs if program.seconds >= WORTH_A_LINE]
-        if self.late and time.monotonic() - self.warned >= LATE_EVERY:
-            slowest = max(self.late, key=lambda program: program.seconds)
-            others = len(self.late) - 1
-            console(
-                f"warning: recompiled after warm-up: {slowest}"
-                + (f", and {others} other{'s' * (others > 1)}" if others else "")
-            )
-            self.late, self.warned = [], time.monotonic()
+            late = [p for p in programs if p.name != PRECOMPILED and p.seconds >= WORTH_A_LINE]
+            self.late += late
+            self.recent.append(bool(late))
+        if self.late and time.monotonic() - self.printed >= LATE_EVERY:
+            console(self._late_line())
+            self.late, self.printed = [], time.monotonic()
         return {"time/compile": sum(program.seconds for program in programs)}
+
+    def _late_line(self) -> str:
+        """Return the line about the late programs; a warning if the steps keep compiling."""
+        slowest, others = max(self.late, key=lambda program: program.seconds), len(self.late) - 1
+        listed = f"{slowest}" + (f" and {others} other{'s' * (others > 1)}" if others else "")
+        count = sum(self.recent)
+        if count < OFTEN:
+            return (
+                f"compiled {listed}: rows of a new padded length; expected a few times per run, "
+                "nothing to do"
+            )
+        line = (
+            f"warning: {count} of the last {len(self.recent)} steps compiled programs, which makes "
+            f"them slow (time/compile): {listed}; with rollout.slots, all are compiled at the start"
+        )
+        self.recent.clear()
+        return line
 
 
 class _Shapes(logging.Filter):

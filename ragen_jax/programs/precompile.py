@@ -20,15 +20,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from ragen_jax.config.per_task import per_task_configs, turns_per_prompt
+from ragen_jax.config.per_task import (
+    minibatch_rows,
+    per_task_configs,
+    step_rows,
+    turns_per_prompt,
+)
 from ragen_jax.configs.base import Config
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.programs.monitor import THREAD, CompileMonitor
-from ragen_jax.programs.shapes import RowLengths, host, struct
+from ragen_jax.programs.rows import expects_trees, plain_shapes
 from ragen_jax.programs.shapes import RunShapes as Shapes
+from ragen_jax.programs.shapes import host, struct
 from ragen_jax.programs.training import training_programs
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.rollout.expected import (
@@ -38,13 +44,15 @@ from ragen_jax.rollout.expected import (
     expected_programs,
 )
 from ragen_jax.rollout.pages import cache_sizes
-from ragen_jax.rollout.sample import decode, episode_keys, prefill
+from ragen_jax.rollout.play import has_prefix
+from ragen_jax.rollout.sample import decode, episode_keys, prefill, read_prefix
 from ragen_jax.rollout.task import Task
 from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.state import TrainState
 
 THREADS = 8  # maximum number of threads; the number of cores is another limit
+APPLY = ("apply", "critic_apply")  # programs that do not depend on the rows
 WORTH_A_LINE = 1.0  # minimum compile time that is printed, in seconds
 
 
@@ -126,11 +134,12 @@ def start_programs(
 ) -> list[PlannedProgram]:
     """Return the programs that a run surely needs for its first evaluation and first update.
 
-    With slots, return all programs that its rollouts and updates can ever need.
+    With slots, return all programs that its rollouts can ever need.
 
     Without slots the list has the programs of first turns. If each turn reads a separate prompt, it
-    has them for every number of rows that compaction can leave, and it has the updates of rows as
-    long as a first prompt with the longest reply.
+    has them for every number of rows that compaction can leave. If it is known how long rows are,
+    it has the optimizer's step and, unless rows are packed as trees, the gradients: the sizes of
+    trees depend on the sampled replies.
 
     The programs are in the order in which they are needed. The list is empty if there are several
     processes or the model has a vision tower.
@@ -144,7 +153,7 @@ def start_programs(
     shapes = describe(config, learner, state, policy)
     planned: dict[Any, PlannedProgram] = {}
     lengths: set[int] = set()  # tokens of a padded row
-    known = True
+    known, expected_rows = True, []
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
         alone, first = turns_per_prompt(c.env) == 1, task.first_prompts
         if task.settings.slots or task.settings.chunk:
@@ -153,14 +162,19 @@ def start_programs(
             longest = max(expected.prompts) + task.settings.budgets.max_new_tokens
             lengths |= {length_bucket(n) for n in range(first[0] + 1, longest + 1)}
         else:
-            programs = rollout_starts(shapes, task, length_bucket(first[-1]), alone=alone)
+            programs = rollout_starts(shapes, task, first[-1], alone=alone)
             lengths.add(length_bucket(first[-1] + task.settings.budgets.max_new_tokens))
             known &= alone
         for program in programs:
             planned.setdefault(program.name, program)
+        expected_rows.append((c, first[-1], task.common_tokens))
+    trees = known and expects_trees(shapes, expected_rows)
     for length in sorted(lengths, reverse=True) if known else ():
-        at = dataclasses.replace(shapes, at=_rows_of(length))
-        for program in training_programs(at):
+        update = plain_shapes(shapes, length, minibatch_rows(config))
+        step = plain_shapes(shapes, length, step_rows(config))
+        for program in training_programs(shapes, update, step):
+            if trees and program.name not in APPLY:
+                continue
             # The optimizer's step is the same program for all lengths.
             key = program.name, *((x.shape, x.dtype) for x in program.arguments)
             name = f"{program.name} of rows of {length}"
@@ -190,18 +204,13 @@ def describe(config: Config, learner: Learner, state: TrainState, policy: Params
     )
 
 
-def _rows_of(length: int) -> dict[str, RowLengths]:
-    """Return `RowLengths` that all equal `length`, for programs that read only the row length."""
-    return {"": RowLengths(*[length] * len(dataclasses.fields(RowLengths)))}
-
-
 def rollout_starts(
     shapes: Shapes, task: "Task", first: int, *, alone: bool
 ) -> Iterator[PlannedProgram]:
     """Yield prefill, keys and decode of first turns, for training and evaluation.
 
     Args:
-      first: tokens of a first prompt, padded.
+      first: tokens of a first prompt.
       alone: whether every turn reads a separate prompt; later turns then run the same programs with
         the remaining rows.
     """
@@ -287,14 +296,18 @@ def _compile_turn(
 ) -> None:
     """Compile prefill of `prompts` prompts and decode of `rows` rows that continue them."""
     model, policy, mesh = shapes.model, shapes.policy, shapes.sampling_mesh
+    prefix_ids = task.settings.chat.prefix_ids
 
     def rows_of(*shape, dtype=jnp.int32):
         return struct(mesh, shape, dtype, "rows")
 
     with jax.set_mesh(mesh):
-        segment, logits = compiled(
-            prefill, model, policy, rows_of(prompts, first), rows_of(prompts)
-        )
+        prefix = None
+        if has_prefix(model, task.settings.chat):
+            prefix = compiled(read_prefix, model, policy, prefix_ids)
+            first -= len(prefix_ids)
+        tokens = rows_of(prompts, length_bucket(first))
+        segment, logits = compiled(prefill, model, policy, tokens, rows_of(prompts), prefix)
         compiled(
             decode,
             model,

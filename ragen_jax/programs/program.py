@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from ragen_jax.core import sharding
 from ragen_jax.programs.roofline import Cost
-from ragen_jax.programs.shapes import RunShapes, Struct
+from ragen_jax.programs.shapes import RunShapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,16 +53,6 @@ def on_chip(count: int, mesh: Mesh) -> int:
 def split(run: RunShapes) -> int:
     """Return the number of chips that a parameter is split over."""
     return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
-
-
-def micro_batches(run: RunShapes, A: int, **types: str) -> dict[str, Struct]:
-    """Return {name: `Struct` [A, micro_batch, T] of the dtype given for the name}."""
-    shape = (A, run.config.optimizer.micro_batch, run.row)
-    layout = sharding.micro_batch_layout(run.mesh)
-    return {
-        name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=layout)
-        for name, dtype in types.items()
-    }
 
 
 def training_helps(run: RunShapes) -> tuple[str, ...]:

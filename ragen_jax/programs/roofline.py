@@ -167,22 +167,25 @@ class Work:
         flops = sum(n * part for n, part in zip((3, 5, 8), once, strict=True))
         return Cost(flops, 13 * self.weight_bytes() + 10 * self.cache_bytes(N * (X + Z)))
 
-    def read_rows(self, N: int, T: int, *, micro_batches: int, head: bool) -> Cost:
-        """Return the cost of passes.read_micro_batches of N rows of T tokens on a chip.
+    def read_rows(
+        self, positions: int, keys: float, predictions: int, *, micro_batches: float, head: bool
+    ) -> Cost:
+        """Return the cost of passes.read_micro_batches.
 
         Args:
+          positions, keys, predictions: as in `update`.
           head: whether the pass runs the model's output head.
         """
-        tokens = N * (T - 1)
-        flops = self.layers(tokens, self.causal_keys(N, T - 1)) + head * self.head(tokens)
+        flops = self.layers(positions, keys) + head * self.head(predictions)
         return Cost(micro_batches * flops, micro_batches * self.weight_bytes(head=head))
 
     def update(
         self,
-        N: int,
-        T: int,
+        positions: int,
+        keys: float,
+        predictions: int,
         *,
-        micro_batches: int,
+        micro_batches: float,
         reference: bool,
         trained: int,
         frozen: bool = False,
@@ -190,9 +193,10 @@ class Work:
     ) -> Cost:
         """Return the cost of policy.policy_gradient or critic.critic_gradient.
 
-        Their micro-batches have N rows of T tokens on a chip.
-
         Args:
+          positions: of a micro-batch on a chip.
+          keys: positions attended to, summed over the positions.
+          predictions: tokens whose probabilities are computed.
           with_head: False for the critic, whose head is a vector.
           reference: whether the KL term runs the reference model.
           trained: number of parameters whose gradient the chip holds.
@@ -200,19 +204,18 @@ class Work:
             formed.
         """
         c = self.config
-        remat, tokens = int(c.remat), N * (T - 1)
-        keys = self.causal_keys(N, T - 1)
-        forward, scores = self.layers(tokens, keys), self.layers(0, keys)
+        remat = int(c.remat)
+        forward, scores = self.layers(positions, keys), self.layers(0, keys)
         # A backward pass takes two products for each product of the forward pass. A kernel
         # recomputes the scores: half of attention's forward pass. The head always recomputes its
         # logits.
         layers = (3 + remat) * forward + (0 if c.attention == "xla" else scores / 2)
-        head = with_head * (4 + reference) * self.head(tokens)
+        head = with_head * (4 + reference) * self.head(predictions)
         if frozen:
-            layers -= self.layers(tokens, 0)
-            head -= with_head * self.head(tokens)
+            layers -= self.layers(positions, 0)
+            head -= with_head * self.head(predictions)
         flops = layers + head + reference * forward
-        saved = 2 * c.layers * tokens * c.width * self._item  # layer inputs, written and read
+        saved = 2 * c.layers * positions * c.width * self._item  # layer inputs, written and read
         weights = (2 + remat + reference) * self.weight_bytes(head=False)
         weights += with_head * (3 + reference) * self._item * self.head_weights / self.tensor
         trained_bytes = 4 * trained  # float32
@@ -229,10 +232,11 @@ class Work:
 
     def gradients(
         self,
-        N: int,
-        T: int,
+        positions: int,
+        keys: float,
+        predictions: int,
         *,
-        micro_batches: int,
+        micro_batches: float,
         parts: int,
         reference: bool,
         trained: int,
@@ -243,17 +247,16 @@ class Work:
         Args: as in `update`.
         """
         c = self.config
-        remat, tokens = int(c.remat), N * (T - 1)
-        keys = self.causal_keys(N, T - 1)
-        forward, scores = self.layers(tokens, keys), self.layers(0, keys)
+        remat = int(c.remat)
+        forward, scores = self.layers(positions, keys), self.layers(0, keys)
         layers = (1 + parts * (2 + remat)) * forward
         layers += 0 if c.attention == "xla" else parts * scores / 2
-        head = (1 + 3 * parts + reference) * self.head(tokens)
+        head = (1 + 3 * parts + reference) * self.head(predictions)
         if frozen:
-            layers -= parts * self.layers(tokens, 0)
-            head -= parts * self.head(tokens)
+            layers -= parts * self.layers(positions, 0)
+            head -= parts * self.head(predictions)
         flops = layers + head + reference * forward
-        saved = (1 + parts) * c.layers * tokens * c.width * self._item
+        saved = (1 + parts) * c.layers * positions * c.width * self._item
         weights = (1 + parts * (1 + remat) + reference) * self.weight_bytes(head=False)
         weights += (1 + 2 * parts + reference) * self._item * self.head_weights / self.tensor
         sums = 2 * parts * 4 * trained  # float32, read and written

@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from ragen_jax.algorithm.bonus import weighs_entropy
-from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss, build_value_loss, needs_statistics
-from ragen_jax.config.per_task import minibatch_rows, per_task_configs, step_rows
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
@@ -25,7 +24,6 @@ from ragen_jax.model import layout
 from ragen_jax.programs.images import with_tower
 from ragen_jax.programs.program import (
     Program,
-    micro_batches,
     on_chip,
     program,
     split,
@@ -33,6 +31,7 @@ from ragen_jax.programs.program import (
 )
 from ragen_jax.programs.residents import resident_programs, residents, with_residents
 from ragen_jax.programs.roofline import Cost, Work
+from ragen_jax.programs.rows import MicroBatchShapes, expected_shapes, micro_batch_structs
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, describe, host, struct
 from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, fold, read
 from ragen_jax.rollout.pages import cache_sizes
@@ -73,7 +72,7 @@ def programs(
         suffix = f":{name}" if len(alone) > 1 else ""
         plan += [dataclasses.replace(p, name=p.name + suffix) for p in played]
     kept = residents(run)
-    plan = with_residents([*plan, *training_programs(run)], kept)
+    plan = with_residents([*plan, *training_programs(run, *expected_shapes(run))], kept)
     return with_tower(run, [*plan, *resident_programs(run, kept)])
 
 
@@ -257,16 +256,22 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
     yield fold_of("fold_replies", B, chunk, chunks)
 
 
-def training_programs(run: RunShapes) -> Iterator[Program]:
-    """Yield the passes before an update, the updates, and the copy of parameters for sampling."""
+def training_programs(
+    run: RunShapes, update: MicroBatchShapes, step: MicroBatchShapes
+) -> Iterator[Program]:
+    """Yield the passes before an update, the updates, and the copy of parameters for sampling.
+
+    Args:
+      update, step: shapes of the micro-batches of a minibatch, and of a pass over a step's rows.
+    """
     c, state = run.config, run.state
-    A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
-    start = needs_start(A, run.mesh)
+    start = needs_start(update.grouping.micro_batches, run.mesh)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
         resident = state.opt_state, state.critic, run.at_rest
         yield _read(
             run,
+            step,
             "statistics",
             passes.statistics,
             run.whole,
@@ -281,7 +286,14 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
     )
     if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
-            run, "reference", passes.statistics, reference, temperature, resident=state, head=True
+            run,
+            step,
+            "reference",
+            passes.statistics,
+            reference,
+            temperature,
+            resident=state,
+            head=True,
         )
     if state.critic:
         rest = dataclasses.replace(state, critic=None), run.at_rest
@@ -289,6 +301,7 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
         resident = rest, critic.opt_state
         yield _read(
             run,
+            step,
             "values",
             passes.values,
             critic.params,
@@ -298,10 +311,11 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
         )
         yield _gradient(
             run,
+            update,
             "critic",
             critic_gradient,
             *(build_value_loss(c), critic.params, critic.params if start else None),
-            _pieces(run, A, value="f4", target="f4"),
+            micro_batch_structs(run, update, mask="f4", value="f4", target="f4"),
             *(host(()), host((), jnp.float32)),
             resident=resident,
             trained=critic,
@@ -318,26 +332,27 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
         yield dataclasses.replace(
             _read(
                 run,
+                update,
                 "old_logps",
                 passes.statistics,
                 run.whole,
                 temperature,
                 resident=resident,
                 head=True,
-                count=A,
             ),
             calls=c.optimizer.minibatches - 1,
         )
     yield _gradient(
         run,
+        update,
         "update",
         policy_gradient,
         *(loss, run.learning, run.reference if in_loss else None),
         run.learning if start else None,
-        _pieces(
+        micro_batch_structs(
             run,
-            A,
-            **{"logp": "f4", "advantage": "f4"},
+            update,
+            **{"mask": "f4", "logp": "f4", "advantage": "f4"},
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
         *(host(()), (host((), jnp.float32), state.kl_scale)),
@@ -380,14 +395,9 @@ def _resident_copy(run: RunShapes) -> Params | None:
     return run.policy if run.frozen and run.copied else None
 
 
-def _pieces(run: RunShapes, A: int, **types: str) -> dict[str, Any]:
-    """Return the micro-batches of a minibatch, with all rows in the longest bucket (buckets.py)."""
-    arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
-    return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
-
-
 def _gradient(
     run: RunShapes,
+    shapes: MicroBatchShapes,
     name: str,
     function: Wrapped,
     *args: Any,
@@ -396,8 +406,7 @@ def _gradient(
     keywords: dict[str, Any] | None = None,
     **cost: bool,
 ) -> Program:
-    """Return the `Program` of a minibatch's gradient; shorter rows compile it again."""
-    o = run.config.optimizer
+    """Return the `Program` of a minibatch's gradient; other sizes compile it again."""
     return program(
         name,
         run.mesh,
@@ -408,14 +417,13 @@ def _gradient(
         keywords=keywords,
         resident=(resident, _resident_copy(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
-            on_chip(o.micro_batch, run.mesh),
-            run.row,
-            micro_batches=-(-minibatch_rows(run.config) // o.micro_batch),
+            *(shapes.positions, shapes.keys, shapes.sizes.reads),
+            micro_batches=shapes.count,
             trained=_on_chip(run, trained),
             frozen=bool(run.frozen),
             **cost,
         ),
-        calls=o.minibatches,
+        calls=run.config.optimizer.minibatches,
         helps=training_helps(run),
     )
 
@@ -444,6 +452,7 @@ def _on_chip(run: RunShapes, trained: TrainState | CriticState) -> int:
 
 def _read(
     run: RunShapes,
+    shapes: MicroBatchShapes,
     name: str,
     function: Callable[..., tuple[jax.Array, ...]],
     params: Params,
@@ -451,11 +460,8 @@ def _read(
     *,
     resident: Any,
     head: bool,
-    count: int | None = None,
 ) -> Program:
-    """Return the `Program` of a pass over `count` micro-batches (None: over all rows of a step)."""
-    micro = run.config.optimizer.micro_batch
-    count = count or -(-step_rows(run.config) // micro)
+    """Return the `Program` of a pass over micro-batches."""
     return program(
         name,
         run.mesh,
@@ -463,12 +469,14 @@ def _read(
         function,
         run.model,
         params,
-        micro_batches(run, count, tokens="int32")["tokens"],
+        micro_batch_structs(run, shapes)["packed"],
         host(()),
         extra,
         resident=(resident, _resident_copy(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
-            on_chip(micro, run.mesh), run.row, micro_batches=count, head=head
+            *(shapes.positions, shapes.keys, shapes.sizes.reads),
+            micro_batches=shapes.count,
+            head=head,
         ),
         calls=1,
         helps=training_helps(run),

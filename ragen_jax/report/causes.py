@@ -30,6 +30,10 @@ GAP_RISE = 10  # the threshold in other dtypes, as a multiple of the median of t
 IN_A_ROW = 3  # number of consecutive steps above the threshold
 INFORMATION = frozenset(("mi", "mi_sign"))
 VALIDITY = frozenset(("valid_think", "valid_action"))
+RATES = {  # rollouts of other trainers may lack the first
+    "rollout/valid_rate": "valid replies",
+    "rollout/valid_think_rate": "closed reasoning",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ def truncation(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, 
 
 
 def malformed(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
-    for i, e in enumerate(steps):
+    for e in steps:
         if not e.signs & VALIDITY:
             continue
         # Episodes are saved only at some steps: use the nearest of them.
@@ -88,12 +92,12 @@ def malformed(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, s
         of_invalid = nearest.truncated.of_invalid if nearest and nearest.truncated else 0.0
         if of_invalid >= EXPLAINED:
             return None
-        valid, think = (
-            e.row.get(name, math.nan) for name in ("rollout/valid_rate", "rollout/valid_think_rate")
-        )
-        before = steps[0].row.get("rollout/valid_rate", math.nan) if i else math.nan
-        words = f"valid replies {valid:.2f} (initially {before:.2f}), closed reasoning {think:.2f}"
-        return e.step, words
+        figures = [
+            f"{words} {e.row[name]:.2f} (initially {steps[0].row.get(name, e.row[name]):.2f})"
+            for name, words in RATES.items()
+            if name in e.row
+        ]
+        return e.step, ", ".join(figures)
     return None
 
 
@@ -134,11 +138,9 @@ def _information_lost(steps: Sequence[Evidence], *, low: bool) -> tuple[int, str
         if not e.signs & INFORMATION or not math.isfinite(e.h_share):
             continue
         if (e.h_share < LOW) == low and (low or not e.signs & VALIDITY):
-            valid = e.row.get("rollout/valid_rate", math.nan)
-            return e.step, (
-                f"MI at {e.mi_share:.2f} of its level, H(Z|X) at {e.h_share:.2f} of its level, "
-                f"valid replies {valid:.2f}"
-            )
+            words = f"MI at {e.mi_share:.2f} of its level, H(Z|X) at {e.h_share:.2f} of its level"
+            rates = [f", {what} {e.row[name]:.2f}" for name, what in RATES.items() if name in e.row]
+            return e.step, words + "".join(rates)
     return None
 
 

@@ -1,5 +1,6 @@
-"""The episodes of rollouts/*.jsonl that a page shows, and how many replies were truncated.
+"""The episodes that a page shows, and how many replies were truncated.
 
+Episodes of training are in rollouts/*.jsonl, those of held-out problems in eval/episodes/*.jsonl.
 A page cannot hold all episodes of a run: it shows those of each saved step that fit, first member 0
 of all groups, then member 1, and so on.
 """
@@ -13,11 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ragen_jax.core.clean_text import shorten
+from ragen_jax.core.clean_text import one_line, shorten
 from ragen_jax.report.runs import RunRecord
 from ragen_jax.run.run_files import Say, read_rollouts, text_of
+from ragen_jax.run.samples import FEW_VALID, explain_text, summarise_reasons
 
 PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
+EXAMPLE = 400  # largest number of characters of a reply on the card
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that ends inside a character
 
 
@@ -37,14 +40,22 @@ class SavedEpisodes:
     step: int
     records: list[dict[str, Any]]  # lines of rollouts/step_N.jsonl
     folder: Path | None = None  # folder with the files of their images; None: no images
+    heldout: bool = False
 
 
 def read_saved(folder: Path, run: RunRecord, say: Say) -> list[SavedEpisodes]:
     """Read all episodes saved in a run's folder, step by step; report damaged files to `say`."""
-    found = [
-        SavedEpisodes(label, step, records, place)
+    places = [
+        place
         for label in run.labels
-        for place in [folder / "rollouts" / label]
+        for place in (
+            (label, folder / "rollouts" / label, False),
+            (label, folder / "eval" / label / "episodes", True),
+        )
+    ]
+    found = [
+        SavedEpisodes(label, step, records, place, heldout)
+        for label, place, heldout in places
         for step, records in read_rollouts(place, say).items()
         if step <= run.last_step
     ]
@@ -57,12 +68,39 @@ def truncations(saved: Sequence[SavedEpisodes], label: str, limit: int) -> dict[
     for part in saved:
         sound = [record for record in part.records if not record.get("error")]
         turns = [turn for record in sound for turn in record["turns"]]
-        if part.label != label or not turns:
+        if part.label != label or part.heldout or not turns:
             continue
         invalid = [turn for turn in turns if not turn["valid"]]
         cut = sum(len(turn["sampled_ids"]) >= limit for turn in invalid)
         found[part.step] = Truncation(cut / len(turns), cut / len(invalid) if invalid else 0.0)
     return found
+
+
+def invalid_example(saved: Sequence[SavedEpisodes], label: str) -> str:
+    """Return why replies of the last saved training step are invalid, with counts and an example.
+
+    "" if at least half of them are valid, or if none are saved as messages.
+    """
+    parts = [part for part in saved if part.label == label and not part.heldout]
+    if not parts:
+        return ""
+    turns = [t for record in parts[-1].records if not record.get("error") for t in record["turns"]]
+    invalid = [turn for turn in turns if not turn["valid"]]
+    if not turns or len(turns) - len(invalid) >= FEW_VALID * len(turns):
+        return ""
+    if any("messages" not in turn for turn in invalid):  # rollouts of another trainer
+        return ""
+    texts = [text_of(turn["messages"][-1]["content"]) for turn in invalid]
+    reasons = []
+    for turn, text in zip(invalid, texts, strict=True):
+        after = text.partition("</answer>")[2].strip()
+        cut = turn.get("end") == "truncated"
+        reasons.append(explain_text(text.removeprefix("<think>"), cut=cut, more=bool(after)))
+    counts, example = summarise_reasons(reasons)
+    return (
+        f"At step {parts[-1].step}, {len(invalid)} of {len(turns)} saved replies are not valid: "
+        f"{counts}; for example: {one_line(texts[example], EXAMPLE)}"
+    )
 
 
 def find_tokenizer(folder: Path, run: RunRecord, say: Say) -> Tokenizer | None:
@@ -123,7 +161,10 @@ def _episode(
     return {
         "step": part.step,
         "label": part.label,
-        **{name: record[name] for name in ("seed", "group", "member", "success")},
+        "heldout": part.heldout,
+        # As text, because JavaScript rounds integers as large as the seeds of held-out problems.
+        "seed": None if record["seed"] is None else str(record["seed"]),
+        **{name: record[name] for name in ("group", "member", "success")},
         "kept": record.get("kept"),  # older runs did not record it
         "return": _return(record),
         "turns": [_turn(turn, tokenizer, part.folder) for turn in record["turns"]],

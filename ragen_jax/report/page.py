@@ -38,7 +38,7 @@ class Contents:
     saved: list[episodes.SavedEpisodes]
     stored: list[matrices.StoredMatrix]
     tokenizer: Tokenizer | None  # tokenizer of its episodes; None: not on this machine
-    place: str = "rollouts/"  # folder with all its episodes
+    place: str = "rollouts/ and eval/"  # folders with all its episodes
 
 
 def read_contents(folder: Path) -> Contents:
@@ -93,7 +93,15 @@ def render_page(found: Sequence[Contents]) -> str:
     for contents in found:
         run, limit = contents.run, contents.run.config["rollout"]["max_new_tokens"]
         verdicts.append(
-            [judge(run, x, episodes.truncations(contents.saved, x, limit)) for x in run.labels]
+            [
+                judge(
+                    run,
+                    x,
+                    episodes.truncations(contents.saved, x, limit),
+                    episodes.invalid_example(contents.saved, x),
+                )
+                for x in run.labels
+            ]
         )
     data = {
         **_curves(runs, together, verdicts),

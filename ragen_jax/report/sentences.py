@@ -12,7 +12,6 @@ from ragen_jax.report.verdict import Gain, Information, Move, Verdict
 
 MOST_DAMAGED = 8  # largest number of damaged files that are listed
 MOST_FIELDS = 3  # largest number of fields in a group's name
-SURE = 0.05  # p-value below which a retrieval rate differs from chance
 
 
 def title(runs: Sequence[RunRecord]) -> str:
@@ -32,7 +31,10 @@ def top(
     rows = [
         _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
     ]
-    heads = ("run", "held-out success", "gain", "alarm", "first change", "cause")
+    heads = (
+        *("run", "held-out success", "gain", "information at the end", "retrieval"),
+        *("alarm", "first change", "cause"),
+    )
     table = _table(heads, rows, "What happened in each run")
     means = [_mean(runs, verdicts, group) for group in together if len(group) > 1]
     return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means) + notes
@@ -63,6 +65,7 @@ def _verdict(v: Verdict) -> str:
     said = v.gain is None and v.information is not None  # in the headline
     sentences = " ".join(v.answers[1:] if said else v.answers)
     answers = f'<p class="answers">{escape(sentences)}</p>' if sentences else ""
+    answers += f'<p class="answers">{escape(v.example)}</p>' if v.example else ""
     return (
         f'<div class="verdict {v.state}">{label}<p class="headline">{escape(headline(v))}</p>'
         f'{answers}<dl class="tiles">{cells}</dl>{_order(v)}{_cure(v)}</div>'
@@ -71,9 +74,7 @@ def _verdict(v: Verdict) -> str:
 
 def headline(v: Verdict) -> str:
     """Return two or three sentences: gain, alarm or stop, first move and cause."""
-    words = [
-        information_words(v.information) if v.gain is None and v.information else gain_words(v.gain)
-    ]
+    words = [v.answers[0] if v.gain is None and v.information else gain_words(v.gain)]
     if v.stop:
         words.append(f"A rule stopped the run at step {v.stop['step']}: {v.stop['reason']}.")
     if v.alarm:
@@ -81,7 +82,7 @@ def headline(v: Verdict) -> str:
     for finding in v.findings:
         words.append(f"{finding.words[0].upper()}{finding.words[1:]}.")
     if not v.alarm and not v.trouble:
-        words.append("There was no alarm." if v.seen > 1 else "An alarm takes several steps.")
+        words.append("There was no alarm." if v.tested else f"No alarm was possible: {_needs(v)}.")
     if v.unwatched:
         words.append(
             "The alarm did not watch information: the rows lack own_margin, which this version "
@@ -101,27 +102,19 @@ def headline(v: Verdict) -> str:
     return " ".join(words)
 
 
-def information_words(x: Information) -> str:
-    so = (
-        "the reasoning depends on the prompt"
-        if x.p < SURE
-        else "no sign that the reasoning depends on the prompt"
-    )
-    return (
-        f"At step {x.step}, the reasoning is most likely under its own prompt in "
-        f"{x.retrieval:.0%} of cases; chance is {x.chance:.0%} (p = {x.p:.3f}): {so}."
-    )
+def _needs(v: Verdict) -> str:
+    return f"it needs {v.least} values of a metric"
 
 
 def _information_tile(x: Information) -> tuple[str, str]:
-    return f"{x.margin:.2f} nats", f"own_margin at step {x.step}"
+    return f"{x.margin:.2f} nats", f"own_margin at step {x.step}; retrieval has p = {x.p:.3f}"
 
 
 def gain_words(gain: Gain | None) -> str:
     if gain is None:
-        return "The gain is unknown with fewer than two evaluations."
+        return "The gain is unknown: it needs two evaluations of the same problems."
     change, half = 100 * gain.change, 100 * gain.half_width
-    ends = f"from {gain.first:.2f} to {gain.last:.2f}, ± {half:.1f} (95 % CI)"
+    ends = f"from {_ends(gain)}, ± {half:.1f} (95 % CI)"
     if abs(change) <= half:
         return (
             f"Held-out success did not change beyond its interval ({change:+.1f} points, {ends})."
@@ -135,7 +128,7 @@ def alarm_words(v: Verdict) -> str:
     (first, end), *later = v.alarm
     if end == v.last_step:
         return f"The alarm started at step {first} and was still on at the end."
-    again = f", and {len(later)} more times" if later else ""
+    again = f", and {len(later)} more time{'s' * (len(later) > 1)}" if later else ""
     return f"The alarm started at step {first} and ended after step {end}{again}."
 
 
@@ -146,24 +139,31 @@ def move_words(move: Move) -> str:
 
 def _gain_tile(gain: Gain | None) -> tuple[str, str]:
     if gain is None:
-        return "unknown", "fewer than two evaluations"
-    return (
-        f"{100 * gain.change:+.1f} ± {100 * gain.half_width:.1f} points",
-        f"{gain.first:.3f} to {gain.last:.3f}, mean of the last three",
-    )
+        return "unknown", "needs two evaluations of the same problems"
+    change = f"{100 * gain.change:+.1f} ± {100 * gain.half_width:.1f} points"
+    mean = ("", ", mean of the last two", ", mean of the last three")[gain.averaged - 1]
+    return change, _ends(gain) + mean
+
+
+def _ends(gain: Gain) -> str:
+    return f"{gain.first:.3f} to {gain.last:.3f}"
 
 
 def _alarm_tile(v: Verdict) -> tuple[str, str]:
     if v.stop:
         return f"stopped at step {v.stop['step']}", f"rule: {v.stop['rule']}"
+    if not v.alarm and not v.tested:
+        return "not possible", _needs(v)
     if not v.alarm:
         return "none", f"in {v.seen} step{'s' * (v.seen != 1)}"
     return f"step {v.alarm[0][0]}", f"on for {v.on} of {v.seen} steps"
 
 
 def _move_tile(v: Verdict) -> tuple[str, str]:
+    if not v.moves and not v.tested:
+        return "unknown", "no metric could be compared with its level"
     if not v.moves:
-        return "nothing", "every monitored metric kept its level"
+        return "nothing", f"kept their levels: {', '.join(v.tested)}"
     move = v.moves[0]
     return move.what, f"{move.direction} at step {move.step}"
 
@@ -237,14 +237,18 @@ def _code(text: str) -> str:
 def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
     name = run.name + (f" / {v.label}" if v.label else "")
     gain = v.gain
-    success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "unknown"
+    success = _ends(gain) if gain else "unknown"
     change = _gain_tile(gain)[0] if gain else ""
-    move = (
-        f"{v.moves[0].what} {v.moves[0].direction}, step {v.moves[0].step}"
-        if v.moves
-        else "nothing"
+    move = _move_tile(v)[0]
+    if v.moves:
+        move += f" {v.moves[0].direction}, step {v.moves[0].step}"
+    facts = v.information
+    reads = (
+        [f"{facts.margin:.2f} nats", f"{facts.retrieval:.0%} (chance {facts.chance:.0%})"]
+        if facts
+        else ["unknown"] * 2
     )
-    return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
+    return name, success, change, *reads, _alarm_tile(v)[0], move, _cause_tile(v)[0]
 
 
 def _mean(
@@ -260,9 +264,12 @@ def _mean(
             halves = [100 * gain.half_width for gain in gains if gain]
             mean, half = interval(changes, halves=halves)
             of = f" of {escape(label)}" if label else ""
+            bounded = half < 100 + abs(mean)  # else the interval holds every possible change
+            interval_words = f" ± {half:.1f}" if bounded else ""
+            rule = "95 % CI, Student's t" if bounded else "too few seeds for an interval"
             lines.append(
-                f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f} ± {half:.1f} "
-                f"points on average over {len(changes)} seeds (95 % CI, Student's t).</p>"
+                f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f}{interval_words} "
+                f"points on average over {len(changes)} seeds ({rule}).</p>"
             )
     return "".join(lines)
 
@@ -275,7 +282,7 @@ def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
     settings = [
         f"{name} {_value(runs[group[0]].fields.get(name))}" for name in fields[:MOST_FIELDS]
     ]
-    return ", ".join(settings) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
+    return ", ".join(settings) or f"{runs[group[0]].name} and {len(group) - 1} more"
 
 
 def list_differences(runs: Sequence[RunRecord]) -> list[str]:

@@ -27,6 +27,8 @@ class Chart:
     overlay: tuple[str, ...] = ()  # metrics shown for several runs; (): the first two
     logarithmic: bool = False  # a logarithmic axis, without intervals, which may be below 0
     share: bool = False  # values and intervals are in [0, 1]
+    unit: str = "fraction"  # name of the vertical axis
+    smooth: tuple[str, ...] = ()  # metrics drawn as running means, with their values faint behind
 
 
 STAGES = ("rollout", "batch", "diagnose", "inform", "update", "eval")
@@ -39,6 +41,8 @@ CHARTS = (
         names=("held out", "training"),
         overlay=("eval/success",),
         share=True,
+        smooth=("rollout/success",),
+        unit="fraction of episodes",
     ),
     Chart(
         "Information of the reasoning about the prompt",
@@ -53,6 +57,7 @@ CHARTS = (
         band=f"{FIRST_TURN}/own_margin",
         names=("first turn", "trajectory", "probe"),
         overlay=(f"{FIRST_TURN}/own_margin",),
+        unit="nats per reasoning",
     ),
     Chart(
         "Retrieval against chance",
@@ -68,6 +73,7 @@ CHARTS = (
         names=("first turn", "probe", "chance", "chance level of the probe"),
         share=True,
         overlay=(f"{FIRST_TURN}/retrieval_acc", f"{FIRST_TURN}/retrieval_chance"),
+        unit="fraction of reasonings",
     ),
     Chart(
         "Entropy",
@@ -76,6 +82,7 @@ CHARTS = (
         (f"{FIRST_TURN}/h_cond", "update/entropy"),
         band=f"{FIRST_TURN}/h_cond",
         names=("H(Z|X), first turn", "policy"),
+        unit="nats per token",
     ),
     Chart(
         "Truth of the reasoning",
@@ -84,6 +91,7 @@ CHARTS = (
         band="reasoning/grounded_rate",
         names=("grounded",),
         share=True,
+        unit="fraction of facts",
     ),
     Chart(
         "Valid replies",
@@ -92,6 +100,7 @@ CHARTS = (
         band="rollout/valid_rate",
         names=("valid actions", "valid reasoning"),
         share=True,
+        unit="fraction of replies",
     ),
     Chart(
         "Flow",
@@ -101,6 +110,7 @@ CHARTS = (
         ("flow/first_turn/za_swap", "flow/first_turn/xa_swap"),
         band="flow/first_turn/za_swap",
         names=("za_swap", "xa_swap"),
+        unit="nats per action",
     ),
     Chart(
         "Training data",
@@ -116,6 +126,7 @@ CHARTS = (
         ("rollout/response_length", "rollout/reasoning_length"),
         band="rollout/response_length",
         names=("reply", "reasoning"),
+        unit="tokens per reply",
     ),
     Chart(
         "Gradient by reward variance: task",
@@ -124,6 +135,7 @@ CHARTS = (
         tuple(f"gradient/{b}/task_norm" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/task_norm", "gradient/bucket_5/task_norm"),
+        unit="norm of the gradient",
     ),
     Chart(
         "Gradient by reward variance: dominance",
@@ -132,6 +144,7 @@ CHARTS = (
         tuple(f"gradient/{b}/dominance" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/dominance", "gradient/bucket_5/dominance"),
+        unit="fraction of the norm",
     ),
     Chart(
         "Sampler against trainer",
@@ -140,6 +153,7 @@ CHARTS = (
         ("rollout/logp_gap",),
         names=("gap",),
         logarithmic=True,
+        unit="nats per token",
     ),
     Chart(
         "Seconds by stage",
@@ -148,6 +162,7 @@ CHARTS = (
         names=("step", *STAGES),
         overlay=("time/step",),
         logarithmic=True,
+        unit="seconds per step",
     ),
 )
 

@@ -16,6 +16,7 @@ from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.answers import answer_questions
 from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.level_rules import BAD, UNKNOWN, WEAK, Finding, Records, find_levels
+from ragen_jax.diagnostics.levels import FEWEST
 from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
@@ -61,7 +62,8 @@ class Gain:
     """Gain in held-out success: the last three evaluations minus the first, paired by problem."""
 
     first: float
-    last: float  # mean of the last three evaluations
+    last: float  # mean of the last evaluations
+    averaged: int  # number of these evaluations, at most three
     change: float
     half_width: float  # half-width of the 95 % interval
 
@@ -82,11 +84,13 @@ class Verdict:
     """What happened in an environment of a run."""
 
     label: str
-    gain: Gain | None  # None: fewer than two evaluations
+    gain: Gain | None  # None: no two evaluations of the same problems
     information: Information | None  # None: no step has any
     alarm: list[tuple[int, int]]  # spans in which it was on
     on: int  # number of steps at which it was on
     seen: int  # number of steps with metrics
+    tested: list[str]  # metrics in words that were compared with their levels
+    least: int  # number of values from which a metric is compared
     unwatched: bool  # information was measured without the metric that the alarm reads
     stop: dict[str, Any] | None  # the event that ended the run
     lost: int | None  # the evaluation at which success was lost
@@ -96,6 +100,7 @@ class Verdict:
     answers: list[str]  # sentences: does reasoning depend on its prompt, is it used, is it true
     last_step: int
     steps: int  # requested number of steps
+    example: str  # why saved replies are invalid, with a reply; "": most are valid
 
     @property
     def trouble(self) -> bool:
@@ -126,15 +131,19 @@ class Verdict:
         return next((grade for grade in (UNKNOWN, WEAK) if grade in grades), "well")
 
 
-def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdict:
+def judge(
+    run: RunRecord, label: str, truncated: dict[int, Truncation], example: str = ""
+) -> Verdict:
     """Return the `Verdict` on an environment of a run.
 
     Args:
       truncated: {step: `Truncation`} for the steps with saved episodes.
+      example: see `Verdict`.
     """
     watched = {key for figure in FIGURES for key in figure.keys}
     rows = [row for row in run.rows_of(label) if watched & row.keys()]  # step 0 may have none
-    figures_F, evidence = replay(rows, from_dict(Regimes, run.config["regimes"]), truncated)
+    settings = from_dict(Regimes, run.config["regimes"])
+    figures_F, evidence, tested = replay(rows, settings, truncated)
     steps = [e.step for e in evidence]
     on = [e.step for e in evidence if e.alarm]
     alarm = _spans(on, steps)
@@ -143,22 +152,16 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
     lost = success_lost({step: float(np.nanmean(solved)) for step, solved in outcomes.items()})
     if lost is not None:
         moves.append(Move("held-out success", "eval/success", *lost))
-    gain = None
-    if len(outcomes) > 1:
-        before, *later = outcomes.values()
-        gain = Gain(
-            float(np.nanmean(before)),
-            float(np.nanmean(later[-3:])),
-            *paired_gain(before, later[-3:]),
-        )
     stops = [event for event in run.events if event["action"] == "stop"]
     return Verdict(
         label=label,
-        gain=gain,
+        gain=find_gain(list(outcomes.values())),
         information=find_information(rows),
         alarm=alarm,
         on=len(on),
         seen=len(steps),
+        tested=tested,
+        least=settings.baseline + FEWEST,
         unwatched=information_unwatched(rows),
         stop=stops[-1] if stops else None,
         lost=None if lost is None else lost[0],
@@ -168,7 +171,23 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
         answers=answer_questions(run.rows_of(label)),
         last_step=run.last_step,
         steps=run.config["steps"],
+        example=example,
     )
+
+
+def find_gain(outcomes: list[list[float]]) -> Gain | None:
+    """Return the `Gain` from the success on each problem in each evaluation, NaN if unknown.
+
+    None: fewer than two evaluations, or no problem that is known in the first and in a last one.
+    """
+    if len(outcomes) < 2:
+        return None
+    first, last = outcomes[0], outcomes[1:][-3:]
+    change, half_width = paired_gain(first, last)
+    if math.isnan(change):
+        return None
+    ends = float(np.nanmean(first)), float(np.nanmean(last))
+    return Gain(*ends, len(last), change, half_width)
 
 
 def read_records(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Records:
@@ -180,12 +199,13 @@ def read_records(run: RunRecord, label: str, truncated: dict[int, Truncation]) -
         outcomes=run.outcomes[label],
         saved_cut_off=last,
         imitated=run.config["model"]["path"] == "tiny",
+        baseline=run.config["regimes"]["baseline"],
     )
 
 
 def replay(
     rows: list[Metrics], settings: Regimes, truncated: dict[int, Truncation]
-) -> tuple[list[list[tuple[int, float]]], list[Evidence]]:
+) -> tuple[list[list[tuple[int, float]]], list[Evidence], list[str]]:
     """Replay the alarm on a run's rows.
 
     Args:
@@ -194,7 +214,7 @@ def replay(
 
     Returns:
       ([(step, fraction of the level) while it is a sign] for each of regimes.FIGURES, `Evidence`
-      for each step).
+      for each step, metrics in words that had enough values to be compared with their levels).
     """
     state = init_regimes()
     figures_F: list[list[tuple[int, float]]] = [[] for _ in FIGURES]
@@ -216,7 +236,8 @@ def replay(
                 truncated=truncated.get(step),
             )
         )
-    return figures_F, evidence
+    enough = np.flatnonzero(state.levels.count_EF[0] >= settings.baseline + FEWEST)
+    return figures_F, evidence, list(dict.fromkeys(WORDS[FIGURES[f].kind] for f in enough))
 
 
 def _moves(

@@ -120,6 +120,11 @@ class Chat:
     images: ImageSource = NO_IMAGES  # the images that messages show
     stops: Stops | None = None  # the stop strings of the format; None: there are none
 
+    @property
+    def prefix_ids(self) -> np.ndarray:
+        """The int32 ids that every prompt begins with: those of the system message, or none."""
+        return self.template.opening.ids
+
     def check_images(self, observation: str | Observation) -> None:
         """Raise PromptError for an image that the model cannot process."""
         for image in images_of(observation):

@@ -5,6 +5,7 @@
     observe  states -> observations
     act      actions of replies -> their results, and the next observations
 
+`checked_step` and the other checks raise for a value that breaks the contract of envs/types.py.
 Any failure becomes an `EnvFailure` in place of the result, only in the episode that it happened in.
 Without a time limit, steps run one after another in this thread. With a time limit, which
 environments need that wait for a network or another process, several steps run in parallel
@@ -44,6 +45,8 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+# End of a message about an environment that raises for every problem.
+SEE_CHECK_DATA = "python -m ragen_jax.check_data names the file and line of each fault"
 
 
 @dataclasses.dataclass
@@ -151,7 +154,7 @@ def act(
         state, reward, info, done, ran = job.state, 0.0, {}, False, []
         for action in job.actions[: job.actions_left]:
             tick()
-            step = _checked(environment.step(state, action, job.rng))
+            step = checked_step(environment.step(state, action, job.rng))
             state, info, done = step.state, step.info, step.done
             reward += step.reward
             ran.append(action)
@@ -212,14 +215,17 @@ def _image(number: int, image: object) -> np.ndarray:
     return np.array(image, order="C")
 
 
-def _checked(step: object) -> Step:
+def checked_step(step: object) -> Step:
     """Validate a step; return it with only the finite numbers, strings and bools of its info.
 
     Raises:
       TypeError, ValueError: it is not a `Step`, or one of its fields is invalid.
     """
     if not isinstance(step, Step):
-        raise TypeError(f"step must return a Step, got {type(step).__name__}")
+        got = type(step).__name__
+        if isinstance(step, tuple) and len(step) in (4, 5):
+            got = f"a tuple of {len(step)} as in Gymnasium (env.name=gymnasium plays those)"
+        raise TypeError(f"step must return a Step(state, reward, done, info), got {got}")
     reward, done, info = real_number(step.reward), plain_scalar(step.done), step.info
     if reward is None or not abs(reward) <= MAX_REWARD:
         limit, got = f"{MAX_REWARD:g}", " ".join(repr(step.reward).split())[:80]
@@ -229,6 +235,31 @@ def _checked(step: object) -> Step:
     if not isinstance(info, dict):
         raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
     return Step(step.state, reward, done, _json_entries(info))
+
+
+def checked_plan(plan: object) -> tuple[str, ...] | None:
+    """Validate a plan of `solve` and return it.
+
+    Raises:
+      TypeError: it is neither None nor a tuple (or list) of texts.
+    """
+    if plan is None:
+        return None
+    if not isinstance(plan, tuple | list) or not all(isinstance(word, str) for word in plan):
+        got = f"{type(plan).__name__} {plan!r:.60}"
+        raise TypeError(f"solve must return a tuple of str or None, got {got}")
+    return tuple(plan)
+
+
+def checked_explanation(text: object) -> str:
+    """Validate a text of `explain` and return it.
+
+    Raises:
+      TypeError: it is not a text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"explain must return a str, got {type(text).__name__}")
+    return text
 
 
 def _json_entries(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:

@@ -1,8 +1,9 @@
 """Play G groups of K episodes: environments on the host, tokens on the device.
 
 All episodes of a step run in one batch, turn by turn. Members of a group share their first prompt,
-which is prefilled once. A later turn extends the cache if its prompt continues the cached row, and
-otherwise prefills the new prompt. Only the token ids decide this, not the context mode.
+which is prefilled once; a long system message is prefilled once for all prompts. A later turn
+extends the cache if its prompt continues the cached row, and otherwise prefills the new prompt.
+Only the token ids decide this, not the context mode.
 
 On a mesh (`jax.set_mesh`), the episodes are divided over its row shards, and each shard drops its
 finished episodes separately. A process steps only the environments of its shards; at the end every
@@ -26,8 +27,9 @@ from ragen_jax.core.sharding import (
 )
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.types import State
-from ragen_jax.model.attention import Segment
+from ragen_jax.model.attention import LEAST_PREFIX, Segment
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, begin, observe
 from ragen_jax.rollout.episode import (
     Play,
@@ -38,7 +40,7 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
-from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
+from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill, read_prefix
 from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.rollout.wire import from_bytes, to_bytes
 
@@ -89,6 +91,7 @@ def rollout(
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
     cache: Cache | None = None
+    prefix: Segment | None = None
     room = Room(model.config.max_positions, budgets.max_new_tokens)
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
@@ -109,10 +112,12 @@ def rollout(
         rows = row_bucket(most, per_shard) if settings.compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         seen = chat.images.attach(params, *(play.prompt for play in begun))
+        if (fresh or cache is None) and prefix is None and has_prefix(model, chat):
+            prefix = read_prefix(model, params, chat.prefix_ids)
         if turn == 0 and len(plays) % count == 0:
-            segment, logits = _read_groups(model, seen, plays[::group_size], group_size)
+            segment, logits = _read_groups(model, seen, plays[::group_size], group_size, prefix)
         elif fresh or cache is None:
-            segment, logits = _read(model, seen, placed, longest)
+            segment, logits = _read(model, seen, placed, longest, prefix)
         else:
             segment, logits = _continue(model, seen, cache, placed, longest, new)
 
@@ -220,18 +225,35 @@ def _news(play: Play) -> np.ndarray:
     return play.prompt[:0]
 
 
-def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (int32 [rows, length bucket], right-padded; lengths). An empty row gets length 1."""
-    tokens = np.zeros((len(rows), length_bucket(width)), np.int32)
+def has_prefix(model: Qwen, chat: Chat) -> bool:
+    """Return whether the system message is read once for all prompts.
+
+    The attention kernels of accelerators cannot read an earlier segment, so they read whole
+    prompts.
+    """
+    return model.config.attention == "xla" and len(chat.prefix_ids) >= LEAST_PREFIX
+
+
+def _pad(
+    rows: Sequence[Sequence[int] | np.ndarray], width: int, prefix: Segment | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (int32 [rows, length bucket], right-padded; lengths) after the prefix of the rows.
+
+    An empty row gets length 1.
+    """
+    start = 0 if prefix is None else jax.tree.leaves(prefix.k)[0].shape[-2]
+    tokens = np.zeros((len(rows), length_bucket(max(width - start, 1))), np.int32)
     for tokens_T, row in zip(tokens, rows, strict=True):
-        tokens_T[: len(row)] = row
-    return tokens, np.array([max(len(row), 1) for row in rows], np.int32)
+        tokens_T[: max(len(row) - start, 0)] = row[start:]
+    return tokens, np.array([max(len(row) - start, 1) for row in rows], np.int32)
 
 
-def _read(model: Qwen, params: Params, placed: Rows, longest: int) -> tuple[Segment, jax.Array]:
+def _read(
+    model: Qwen, params: Params, placed: Rows, longest: int, prefix: Segment | None
+) -> tuple[Segment, jax.Array]:
     """Prefill the prompt of every row."""
     prompts = [() if play is None else play.prompt for play in placed]
-    return prefill(model, params, *map(place_rows, _pad(prompts, longest)))
+    return prefill(model, params, *map(place_rows, _pad(prompts, longest, prefix)), prefix)
 
 
 def _read_groups(
@@ -239,6 +261,7 @@ def _read_groups(
     params: Params,
     firsts: Sequence[Play],
     members: int,
+    prefix: Segment | None,
 ) -> tuple[Segment, jax.Array]:
     """Prefill the first turn, one prompt per group.
 
@@ -247,15 +270,16 @@ def _read_groups(
 
     Args:
       firsts: first member of each group, over all processes, after `begin_turns`.
+      prefix: the cache of the tokens that all prompts begin with, or None.
     """
     prompts = [play.prompt for play in firsts]
-    tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
+    tokens_NP, length_N = _pad(prompts, max(map(len, prompts)), prefix)
     count, mine = row_shards()
     if len(prompts) % count:
-        return prefill(model, params, tokens_NP, length_N, members=members)
+        return prefill(model, params, tokens_NP, length_N, prefix, members=members)
     size = len(prompts) // count
     here = np.concatenate([np.arange(i * size, (i + 1) * size) for i in mine])
-    return prefill(model, params, place_rows(tokens_NP[here]), place_rows(length_N[here]))
+    return prefill(model, params, place_rows(tokens_NP[here]), place_rows(length_N[here]), prefix)
 
 
 def _continue(

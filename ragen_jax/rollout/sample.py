@@ -1,8 +1,9 @@
 """Sampling from the model with a key-value cache: prefill, extend, decode.
 
-    prefill   prompts -> cache (one row per prompt) and the logits after it
-    extend    cache + the turn just sampled + the next observation -> longer cache, logits
-    decode    cache + logits -> sampled tokens, one on-device loop until every row has stopped
+    read_prefix   the tokens that all prompts begin with -> cache of one row
+    prefill       prompts (the tokens after the prefix) -> cache (one row per prompt), logits
+    extend        cache + the turn just sampled + the next observation -> longer cache, logits
+    decode        cache + logits -> sampled tokens, one on-device loop until every row has stopped
 
 Decode never writes to the cache: the tokens of the turn go to a small buffer of
 `max_new_tokens` positions, at the same position for every row. In a group's first turn the
@@ -26,7 +27,7 @@ import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, append
+from ragen_jax.model.attention import Layers, Segment, append, prepend
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
@@ -150,22 +151,43 @@ def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) ->
     return kept
 
 
+@functools.partial(jax.jit, static_argnames="model")
+def read_prefix(model: Qwen, params: Params, tokens_P: jax.Array) -> Segment:
+    """Return the cache of tokens that all prompts begin with, without images: one row."""
+    _, (k, v) = hidden_and_kv(model, params, tokens_P[None])
+    return lay_out(Segment(k=k, v=v, length_N=jnp.full(1, tokens_P.shape[0], jnp.int32)))
+
+
 @functools.partial(jax.jit, static_argnames=("model", "members"))
 def prefill(
-    model: Qwen, params: Params, tokens_NP: jax.Array, length_N: jax.Array, *, members: int = 1
+    model: Qwen,
+    params: Params,
+    tokens_NP: jax.Array,
+    length_N: jax.Array,
+    prefix: Segment | None = None,
+    *,
+    members: int = 1,
 ) -> tuple[Segment, jax.Array]:
     """Read prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
 
-    Every prompt is read once, and its result is repeated for `members` rows.
+    Every prompt is read once, and its result is repeated for `members` rows. With a prefix
+    (`read_prefix`), tokens_NP and length_N are those after it.
 
     The last token is run again separately, after the others. The pass over the whole prompt then
     needs only keys and values, so that XLA drops its last layer's attention and MLP. This works if
     the layers are not a scan; a scanned model pays one additional decode step.
     """
-    _, (k, v) = hidden_and_kv(model, params, tokens_NP)
+    start_N, memory = None, ()
+    if prefix is not None:
+        start_N = jnp.broadcast_to(prefix.length_N, length_N.shape)
+        memory = token_positions(params, tokens_NP, start_N), (prefix,)
+    _, (k, v) = hidden_and_kv(model, params, tokens_NP, *memory)
     last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
+    next_N = next_positions(params, tokens_NP, length_N, start_N)
+    if prefix is not None:
+        k, v = prepend(prefix, k, v)
+        length_N = prefix.length_N + length_N
     before = Segment(k=k, v=v, length_N=length_N - 1)
-    next_N = next_positions(params, tokens_NP, length_N)
     hidden, _ = model.apply({"params": params}, last_N1, (next_N - 1)[:, None], (before,))
     segment = _cache_of(params, before, length_N, next_N)
     logits_NV = output_logits(params, hidden[:, 0])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -159,6 +160,14 @@ class Task:
         The prompts of other problems are about as long.
         """
         return tuple(sorted(len(play.prompt) for play in self.first_plays))
+
+    @functools.cached_property
+    def common_tokens(self) -> int:
+        """Number of tokens that the prompts of `first_plays` begin with; of one: its system's."""
+        prompts = [play.prompt.tolist() for play in self.first_plays]
+        if len(prompts) == 1:
+            return len(self.settings.chat.prefix_ids)
+        return len(os.path.commonprefix(prompts))
 
 
 def first_seeds(collecting: CollectSettings, count: int) -> list[int]:

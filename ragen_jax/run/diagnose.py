@@ -85,8 +85,9 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
     """Return the state and collapse/* metrics, with flow/* metrics if they are due."""
     settings = step.run.diagnosis
     flow = is_due(settings.flow_every, step.number)
-    every, last = settings.scores_every, step.run.schedule.steps
-    scores = is_due(every, step.number) or every > 0 and step.number in (1, last)
+    every, schedule = settings.scores_every, step.run.schedule
+    shown = step.number in (1, schedule.steps) or is_due(schedule.evaluate, step.number)
+    scores = is_due(every, step.number) or every > 0 and shown
 
     def measure(index, task, episodes, return_GK):
         keep = None

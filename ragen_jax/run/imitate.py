@@ -37,7 +37,7 @@ from ragen_jax.config.build import (
 )
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
-from ragen_jax.configs.base import Config
+from ragen_jax.configs.base import Config, Warmstart
 from ragen_jax.core.domains import plain
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.progress import enter_phase
@@ -65,12 +65,13 @@ from ragen_jax.run.heldout import play_problems
 from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import settings_hash
+from ragen_jax.storage.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 RECIPE = 2  # raise it when a change of this file changes the result
-
+FEW_PROBLEMS = 1000  # distinct problems below which imitation is likely to fail for their number
 
 NOTICE_EVERY = 20  # one in this number of demonstrations shows the notice of an invalid reply
 
@@ -109,7 +110,7 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
     directory = cache / "models" / f"tiny_{settings_hash(settings)}"
     if directory.exists():  # without a lock: the cache may be read-only
         return directory
-    with lock_path(directory):
+    with heartbeat(), lock_path(directory):
         if not directory.exists():  # no other process has built it meanwhile
             console(f"warm start: imitating the solver (once; cached in {directory})")
             model, params, tokenizer, tower = imitate(config, cache)
@@ -205,6 +206,7 @@ def imitate(
         )
         images = _image_table(vision_tower, trained, shape)
     episodes: list[Episode] = []
+    distinct: dict[str, int] = {}  # environment -> number of distinct problems to imitate
     checks: dict[str, Callable[[Qwen, Params, ImageSource], float]] = {}
     for name, c in per_task_configs(config).items():
         environment = _environment(c)
@@ -216,11 +218,11 @@ def imitate(
             directory=cache / "datasets",
             **_expert(c),
         )
+        examples, *problems = _hold_back(environment, examples, c)
+        distinct[name] = len({example["identity"] for example in examples})
+        checks[name] = functools.partial(_success, c, chat, environment, *problems)
         enter_phase("reading the demonstrations")
         episodes += _as_episodes(examples, chat, shape.max_positions)
-        identities = {example["identity"] for example in examples}
-        problems = _check_problems(environment, identities, c)
-        checks[name] = functools.partial(_success, c, chat, environment, *problems)
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
         raise ValueError(
@@ -238,11 +240,12 @@ def imitate(
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
     opt_state = optimizer.init(trained)
 
-    start = time.perf_counter()
-    history = []
+    start, history = time.monotonic(), []
     with tqdm(total=1.0, desc="warm start", disable=None, bar_format=_BAR) as bar:
         for update in range(w.max_updates):
-            enter_phase(f"imitating the solver, update {update + 1} of at most {w.max_updates}")
+            reached = f", success {history[-1]:.2f} of {w.success:.2f}" if history else ""
+            place = f"imitating the solver, update {update + 1} of at most {w.max_updates}{reached}"
+            enter_phase(place, since=start)
             epoch, place = divmod(update, len(tokens_BT) // w.batch)
             if place == 0:
                 key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
@@ -272,15 +275,36 @@ def imitate(
                 bar.n = 1.0 if success >= w.success else success / w.success
                 bar.set_postfix_str(f"success {success:.2f} of {w.success:.2f}")
                 if success >= w.success:
-                    seconds = time.perf_counter() - start
+                    seconds = time.monotonic() - start
                     console(
                         f"warm start: success {_format_rates(successes)} (temperature 1) after "
                         f"{update + 1} updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
                     return model, trained["model"], tokenizer, current_images.tower
-    raise ValueError(
-        f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
-        f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
+    raise ValueError(_failure_message(w, max(history, default=0.0), distinct))
+
+
+def _failure_message(warmstart: Warmstart, success: float, distinct: dict[str, int]) -> str:
+    """Return the message about an imitation that did not reach warmstart.success.
+
+    Args:
+      success: highest success rate.
+      distinct: environment -> number of distinct problems that were imitated.
+    """
+    w, (name, fewest) = warmstart, min(distinct.items(), key=lambda item: item[1])
+    reached = (
+        f"imitation reached success {success:.2f} in {w.max_updates} updates, not "
+        f"warmstart.success={w.success}"
+    )
+    if fewest >= FEW_PROBLEMS:
+        return f"{reached}; raise warmstart.max_updates or lower the target"
+    more = f"raise warmstart.rooms={w.rooms}"
+    if fewest < w.rooms // 2:  # most were drawn more than once
+        more = "use a larger file or options that give more problems"
+    return (
+        f"{reached}, from {fewest} distinct problems of {name}; an agent that imitates fewer than "
+        f"about {FEW_PROBLEMS} rarely solves new ones: {more}, lower the target, or train a "
+        "language model (preset llm)"
     )
 
 
@@ -511,20 +535,48 @@ def _episode(turns: Iterable[Turn]) -> Episode:
     return Episode(seed=0, group=0, member=0, turns=tuple(turns), success=True)
 
 
-def _check_problems(
-    environment: Environment, seen: Collection[str], config: Config
-) -> tuple[list[int], list[State]]:
-    """Return (seeds, states) of imitation problems that are not in the demonstrations.
+def _hold_back(
+    environment: Environment, examples: list[dict[str, Any]], config: Config
+) -> tuple[list[dict[str, Any]], list[int], list[State]]:
+    """Return (examples to imitate, seeds, states), with problems on which imitation is checked.
 
-    Seeds for which the environment raises are left out, and a line prints their number.
+    The problems are imitation problems after the demonstrations' seeds that differ from all of
+    them. An environment with few problems, such as a small file, may have none: then a fifth of the
+    demonstrated problems, at most warmstart.check_episodes, is held back instead, and a line says
+    so. Seeds for which the environment raises are left out, and a line counts them.
 
     Raises:
-      ValueError: the environment has too few problems.
+      ValueError: the environment has fewer than two problems.
     """
-    count = config.warmstart.check_episodes
-    first = seed = datasets.IMITATION_SEEDS + config.warmstart.rooms
-    seeds, states, failed = [], [], []
-    while len(seeds) < count:
+    w = config.warmstart
+    first = datasets.IMITATION_SEEDS + w.rooms
+    seen = list(dict.fromkeys(example["identity"] for example in examples))
+    later = range(first, first + 100 * w.check_episodes)
+    seeds, states = _find_problems(environment, later, config, seen)
+    if seeds:
+        return examples, seeds, states
+    count = min(w.check_episodes, len(seen) // 5 or 1)
+    imitated = set(seen[: len(seen) - count])
+    if not imitated:
+        raise ValueError(
+            f"{config.env.name} has a single problem to imitate, and none to check the imitation "
+            "on; widen env.options or use a larger file"
+        )
+    console(
+        f"warmstart.rooms={w.rooms} is an upper bound: there are {len(seen)} distinct problems to "
+        f"imitate, of which {count} are held back to check the imitation"
+    )
+    kept = [example for example in examples if example["identity"] in imitated]
+    demonstrated = range(datasets.IMITATION_SEEDS, first)
+    return kept, *_find_problems(environment, demonstrated, config, imitated)
+
+
+def _find_problems(
+    environment: Environment, candidates: Iterable[int], config: Config, seen: Collection[str]
+) -> tuple[list[int], list[State]]:
+    """Return (seeds, states) of the first warmstart.check_episodes problems not in `seen`."""
+    seen, seeds, states, failed = set(seen), [], [], []
+    for seed in candidates:
         (state,) = begin(environment, [seed], NO_LIMITS)
         (identity,) = identify(environment, [state], NO_LIMITS)
         if isinstance(identity, EnvFailure):
@@ -532,16 +584,8 @@ def _check_problems(
         elif identity not in seen:
             seeds.append(seed)
             states.append(state)
-        seed += 1
-        if seed - first > 100 * count:
-            why = (
-                f" (it raised for {len(failed)}; {datasets.first_failed(failed)})" if failed else ""
-            )
-            raise ValueError(
-                f"100 x {count} seeds gave only {len(seeds)} problems other than the "
-                f"demonstrations{why if failed else ''}; lower "
-                f"config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
-            )
+        if len(seeds) == config.warmstart.check_episodes:
+            break
     if failed:
         console(
             f"warning: {len(failed)} problems for checking the imitation cannot be built and "

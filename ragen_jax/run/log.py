@@ -158,7 +158,7 @@ def write_rollouts(
     episodes: Iterable[Episode],
     chat: Chat,
     reward_of_turn: Callable[[Turn], float],
-    kept: Collection[tuple[int, int]],
+    kept: Collection[tuple[int, int]] | None,
 ) -> None:
     """Write episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards and success.
 
@@ -169,7 +169,8 @@ def write_rollouts(
     earlier pass over the step to which no line refers are removed.
 
     Args:
-      kept: (seed, member) of the episodes that the step learns from.
+      kept: (seed, member) of the episodes that the step learns from; None: of held-out problems,
+        from which nothing is learned.
     """
     path, episodes = Path(path), list(episodes)
     defined = success_is_defined(episodes)
@@ -203,7 +204,7 @@ def write_rollouts(
                 "group": episode.group,
                 "member": episode.member,
                 "success": episode.success if defined else None,
-                "kept": (episode.seed, episode.member) in kept,
+                "kept": None if kept is None else (episode.seed, episode.member) in kept,
                 **({"error": episode.error} if episode.error else {}),
                 "turns": turns,
             }
@@ -303,7 +304,8 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
     if len(outcomes) > 1:
         first, *later = outcomes.values()
         gain, half_width = paired_gain(first, later[-3:])
-        lines.append(f"  gained {100 * gain:+.1f} ± {100 * half_width:.1f} points (95 % CI)")
+        if not math.isnan(gain):
+            lines.append(f"  gained {100 * gain:+.1f} ± {100 * half_width:.1f} points (95 % CI)")
     return "\n".join(lines)
 
 

@@ -35,19 +35,35 @@ def invalid_reply_lines(task: Task, episodes: Sequence[Episode], max_new_tokens:
         return []
     chat = task.settings.chat
     reasons = [explain_invalid(chat, turn, max_new_tokens) for turn in invalid]
+    counts, example = summarise_reasons(reasons)
+    name = f"{task.label}: " if task.label else ""
+    head = f"  {name}{len(invalid)} of {len(turns)} replies are not valid: {counts}; for example"
+    return [head, *_shown(task, invalid[example])]
+
+
+def summarise_reasons(reasons: Sequence[str]) -> tuple[str, int]:
+    """Return (how often each reason occurs, index of the first with the most frequent one)."""
     counted = Counter(reasons).most_common()
     counts = ", ".join(f"{count} {reason}" for reason, count in counted)
-    name = f"{task.label}: " if task.label else ""
-    example = invalid[reasons.index(counted[0][0])]
-    head = f"  {name}{len(invalid)} of {len(turns)} replies are not valid: {counts}; for example"
-    return [head, *_shown(task, example)]
+    return counts, reasons.index(counted[0][0])
 
 
 def explain_invalid(chat: Chat, turn: Turn, max_new_tokens: int) -> str:
     """Return why a turn's reply is not valid, in a few words."""
-    if len(turn.sampled) >= max_new_tokens and not chat.ends_reply(turn.sampled):
+    cut = len(turn.sampled) >= max_new_tokens and not chat.ends_reply(turn.sampled)
+    return explain_text(chat.text(turn.sampled), cut=cut, more=turn.answer == (0, 0))
+
+
+def explain_text(text: str, *, cut: bool, more: bool) -> str:
+    """Return why a reply is not valid, in a few words.
+
+    Args:
+      text: the reply after its opening reasoning tag.
+      cut: whether it was cut off.
+      more: whether text after a complete answer makes it invalid.
+    """
+    if cut:
         return "cut off at rollout.max_new_tokens"
-    text = chat.text(turn.sampled)
     _, closed, rest = text.partition("</think>")
     if not closed:
         return "with unclosed reasoning"
@@ -55,7 +71,7 @@ def explain_invalid(chat: Chat, turn: Turn, max_new_tokens: int) -> str:
         return "without an answer"
     if not rest.lstrip().startswith("<answer>"):
         return "with text before <answer>"
-    if turn.answer == (0, 0):
+    if more:
         return "with text after </answer>"
     return "with an unknown or no action"
 

@@ -21,9 +21,10 @@ from ragen_jax.run.folder import RunFolder, open_folder
 from ragen_jax.run.load import Policy, load_policy, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.model_card import card_of_run
+from ragen_jax.run.preemption import Preemption
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.reports import Reports
-from ragen_jax.run.training import Preemption, Run, Schedule
+from ragen_jax.run.training import Run, Schedule
 from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import lock_workdir, set_evaluations_aside
 from ragen_jax.storage.atomic_io import (
@@ -85,11 +86,13 @@ def start(
       write_page: as in `Reports`.
       repair, strict, on_step: as in `ragen_jax.train.train`.
     """
-    workdir, preemption = folder.path, Preemption()
+    workdir = folder.path
+    preemption = Preemption(workdir)
     with command.bad_input():
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
+        check_steps(config, workdir)
         made_with: Provenance = {}
         with main_process_first("provenance"):
             if is_main_process():
@@ -125,7 +128,7 @@ def start(
         atomic_write(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
         record(workdir, made_with, latest)
     if latest is not None:
-        console(f"resuming {workdir} after step {latest}")
+        console(_resume_line(config, workdir, latest))
         live = [task.name for task in tasks if not resumable(task.settings.environment)]
         if live:
             console(f"warning: {', '.join(live)} is not reproducible: resumed numbers will differ")
@@ -163,6 +166,32 @@ def start(
         preemption=preemption,
     )
     return run, learner, state
+
+
+def check_steps(config: Config, workdir: Path) -> None:
+    """Refuse a number of steps that the run has already passed.
+
+    The number that it has reached is accepted: the run ends there, with its report and policy.
+
+    Raises:
+      ValueError: config.steps is below the newest checkpoint's step.
+    """
+    done = newest(workdir / "checkpoints")
+    if config.steps < done:
+        raise ValueError(
+            f"config.steps is {config.steps}, but step {done} of the run in {workdir} is saved; "
+            f"give --config.steps={done} to end the run there, or a larger number to continue it"
+        )
+
+
+def _resume_line(config: Config, workdir: Path, latest: int) -> str:
+    """Return the line about a run that resumes after step `latest`, or that has no step left."""
+    if latest < config.steps:
+        return f"resuming {workdir} after step {latest}"
+    how = f"to continue, give --config.steps=M with M above {latest}"
+    if config.optimizer.schedule != "constant":  # same_run refuses another number of steps
+        how = f"its learning rate ends there (optimizer.schedule={config.optimizer.schedule})"
+    return f"all {latest} steps of {workdir} are done; {how}"
 
 
 def export_policy(config: Config, run: Run, learner: Learner, state: TrainState) -> None:

@@ -8,12 +8,10 @@ workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/
 import dataclasses
 import functools
 import signal
-import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import jax
@@ -22,7 +20,6 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
-from ragen_jax.config.command_line import called_from_python
 from ragen_jax.config.per_task import is_due
 from ragen_jax.configs.base import Diagnose, Regimes, Stopping
 from ragen_jax.core.memory import memory_metrics
@@ -50,6 +47,7 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.preemption import Preemption, exit_code
 from ragen_jax.run.reports import Reports
 from ragen_jax.run.samples import invalid_reply_lines, sample_lines
 from ragen_jax.run.step import Played
@@ -116,6 +114,9 @@ class Stages:
         }
 
 
+HELDOUT_KEPT = 64  # number of held-out problems whose episodes are kept at each evaluation
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The number of steps of a run, and intervals in steps; 0: never."""
@@ -149,7 +150,7 @@ class Run:
     precompiler: Precompiler
     fresh: bool  # whether the run starts at step 0, without a checkpoint
     completions: int  # replies printed in each step
-    preemption: "Preemption"
+    preemption: Preemption
 
     @property
     def workdir(self) -> Path:
@@ -204,12 +205,24 @@ class Run:
         return {}
 
     def evaluate(self, policy: Params, step: int) -> Metrics:
-        """Return eval/* metrics and time/eval; write which problems were solved."""
+        """Return eval/* metrics and time/eval; write which problems were solved.
+
+        The episodes of the first HELDOUT_KEPT problems are kept as well, unless no episodes are.
+        """
         stage = Stages()
         with stage("eval", self.sampling_mesh):
             metrics, episodes_E = evaluate(self.model, policy, self.tasks)
         for task, episodes in zip(self.tasks, episodes_E, strict=True):
-            write_outcomes(self.workdir / "eval" / task.label, step, episodes)
+            folder = self.workdir / "eval" / task.label
+            write_outcomes(folder, step, episodes)
+            if self.schedule.save_rollouts and is_main_process():
+                write_rollouts(
+                    folder / "episodes" / f"step_{step:06d}.jsonl",
+                    episodes[:HELDOUT_KEPT],
+                    task.settings.chat,
+                    functools.partial(turn_reward, format_penalty=task.penalties.format_penalty),
+                    kept=None,
+                )
         return metrics | {"time/eval": stage.seconds["eval"]}
 
     # -------------------------------------------------------------------------- writing
@@ -349,6 +362,7 @@ class Run:
             if failures:
                 step = int(self.log.last.get("step", 0))
                 write_events(self.workdir / "events.jsonl", step, failures, further=True)
+            self.preemption.close()
 
     def _print_judgement(self) -> None:
         """Print what the metrics so far say about the reasoning, and what is wrong."""
@@ -366,53 +380,6 @@ class Run:
         console(f"done: {self.workdir}")
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised by a signal that ends the run at once.
-
-    It is not a SystemExit, because a SystemExit raised by an environment only breaks its episode.
-    """
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
-
-
-class Preemption:
-    """Records a request by SIGTERM, SIGHUP or Ctrl-C to save after the current step and stop.
-
-    signal: number of the received signal; 0: none
-    saves: whether the run has reached its first step; until then a signal ends it at once
-    """
-
-    def __init__(self) -> None:
-        self.signal = 0
-        self.saves = False
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may set handlers
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:  # not under nohup or &
-                signal.signal(number, self._request)
-
-    def _request(self, signum: int, frame: FrameType | None) -> None:
-        if not self.saves:
-            console("stopped before the first step since this start; nothing to save")
-            raise Stopped(exit_code(signum))
-        self.signal = signum
-        if signum == signal.SIGINT:
-            # A second one ends the process at once, or the cell of a notebook.
-            again = signal.default_int_handler if called_from_python() else signal.SIG_DFL
-            signal.signal(signal.SIGINT, again)
-            console(
-                "stopping after this step (it will be saved); press Ctrl-C again to quit "
-                "without saving"
-            )
-
-
 def _console_failures() -> list[Fired]:
     """Return an event for each standard stream that has become unwritable since the last call."""
     return [Fired("console", "warn", failure) for failure in take_failures()]
-
-
-def exit_code(signum: int) -> int:
-    """Return the exit code after a signal: 143 for SIGTERM, 129 for SIGHUP, 130 for Ctrl-C."""
-    return 128 + signum

@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 import hashlib
+import importlib.util
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from ragen_jax.score.values import MOST
 from ragen_jax.storage import limits
 from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
 from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
+from ragen_jax.storage.parquet import rows_of_batch
 
 MOST_REASON = 1000  # largest number of characters of a reason
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # endings of the files that are read in a folder
@@ -75,6 +77,7 @@ def read_files(
         is from an agent that was shown images.
     """
     paths, others = _paths(names)
+    _check_parquet([path for path in paths if path.suffix == ".parquet"])
     found = FileContents([], [], {}, others)
     digests: set[bytes] = set()  # digests of all rows
     sources: list[tuple[str, int | None, str | None, Iterable[tuple[int, Any]]]] = []
@@ -165,17 +168,16 @@ def _step_of(path: Path) -> int | None:
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (line or row number from 1, its content or a ValueError if that is unreadable)."""
     if path.suffix == ".parquet":
+        from pyarrow import ArrowException, parquet
+
         try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise ValueError(f"--rollouts={path} needs pyarrow: pip install pyarrow") from error
-        try:
-            check_parquet(path, most=limits.MAX_FILE_BYTES)
             with parquet.ParquetFile(path) as file:
                 batches = file.iter_batches(batch_size=BATCH_ROWS)
-                records = (record for batch in batches for record in batch.to_pylist())
+                records = (record for batch in batches for record in rows_of_batch(batch))
                 for number, record in enumerate(records, start=1):
-                    yield number, {name: _plain(value) for name, value in record.items()}
+                    if isinstance(record, dict):
+                        record = {name: _plain(value) for name, value in record.items()}
+                    yield number, record
         except (ArrowException, OSError) as error:
             raise ValueError(f"--rollouts={path} is not a Parquet file: {error}") from error
         return
@@ -193,6 +195,15 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, parse_json(line)
         except ValueError as error:  # includes invalid UTF-8
             yield number, ValueError(f"is not JSON: {error}")
+
+
+def _check_parquet(paths: Sequence[Path]) -> None:
+    """Refuse Parquet files that are too large, or that cannot be read without pyarrow."""
+    if not paths:
+        return
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ValueError(f"--rollouts={paths[0]} needs pyarrow: pip install pyarrow")
+    check_parquet(*paths, most=limits.MAX_FILE_BYTES)
 
 
 def _plain(value: Any) -> Any:

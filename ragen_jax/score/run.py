@@ -15,7 +15,7 @@ from ragen_jax.config.build import build_model
 from ragen_jax.configs.base import Config
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.answers import answer_questions
+from ragen_jax.diagnostics.level_rules import Records
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
@@ -23,6 +23,7 @@ from ragen_jax.model.layout import sampling_params
 from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
+from ragen_jax.run.judgement import describe
 from ragen_jax.run.log import scores_to_show
 from ragen_jax.run.run_files import policy_directory
 from ragen_jax.score import notices
@@ -123,9 +124,14 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
         rows, fired = add_alarm(rows, DEFAULTS.regimes)
         for index, alarm in fired:
             console(f"step {steps[index].number}: {alarm.reason}")
-    else:
-        for line in figure_lines(rows[0]) if settings.all else summary_lines(rows[0]):
+    elif settings.all:
+        for line in figure_lines(rows[0]):
             console(line)
+    for line in verdict_lines(steps, rows):
+        console(line)
+    if len(steps) == 1 and not settings.all:
+        console(step_line(None, rows[0]))
+        console("--all prints every figure")
     for step, row in zip(steps, rows, strict=True):
         if not any(name.startswith("collapse/") for name in row):
             _warn(f"step {step.number}: fewer than two prompts have reasoning to compare")
@@ -205,10 +211,10 @@ def report_lines(
         )
 
 
-def summary_lines(metrics: Metrics) -> list[str]:
-    """Return the figures of one step in words: the program's questions, then a line of figures."""
-    cells = step_line(0, metrics).removeprefix("step 0  ")
-    return [*answer_questions([metrics]), cells, "--all prints every figure"]
+def verdict_lines(steps: Sequence[ScoredStep], rows: Sequence[Metrics]) -> list[str]:
+    """Return what the figures say about the reasoning, by the rules of a run's report."""
+    found = [{"step": step.number} | row for step, row in zip(steps, rows, strict=True)]
+    return describe(Records(rows=found, updates=found, outcomes={}))
 
 
 def figure_lines(metrics: Metrics) -> Iterable[str]:
@@ -219,10 +225,10 @@ def figure_lines(metrics: Metrics) -> Iterable[str]:
             yield f"{name:<45} {value:.6g}" + (f"  ± {half:.3g}" if half is not None else "")
 
 
-def step_line(number: int, metrics: Metrics) -> str:
-    """Return the line for a step, if there are several."""
+def step_line(number: int | None, metrics: Metrics) -> str:
+    """Return the line of COLUMNS for a step, with its number if there are several."""
     cells = [f"{name} {form.format(metrics[m])}" for m, name, form in COLUMNS if m in metrics]
-    return f"step {number}  " + "  ".join(cells)
+    return "  ".join([f"step {number}"] * (number is not None) + cells)
 
 
 def write(

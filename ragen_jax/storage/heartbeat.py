@@ -31,9 +31,18 @@ TICK = 0.5  # seconds between two checks of the clock
 STALL_TIMEOUT = 3600.0  # seconds without progress of any process; longer than any phase takes
 
 
+_active = threading.Lock()  # held while the heartbeat of this process runs
+
+
 @contextlib.contextmanager
 def heartbeat() -> Generator[None]:
-    """Print the phase on stderr, from a thread, when nothing was printed for EVERY seconds."""
+    """Print the phase on stderr, from a thread, when nothing was printed for EVERY seconds.
+
+    Within another heartbeat, do nothing.
+    """
+    if not _active.acquire(blocking=False):
+        yield
+        return
     ended = threading.Event()
 
     def watch() -> None:
@@ -41,6 +50,7 @@ def heartbeat() -> Generator[None]:
         while not ended.wait(TICK):
             limit = _write_heartbeat(limit)
 
+    progress.NOW.begun = False
     enter_phase("starting")
     note_output()
     thread = threading.Thread(target=watch, daemon=True)
@@ -50,6 +60,7 @@ def heartbeat() -> Generator[None]:
     finally:
         ended.set()
         thread.join()
+        _active.release()
 
 
 def _write_heartbeat(limit: float) -> float:

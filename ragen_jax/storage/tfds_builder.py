@@ -1,5 +1,6 @@
 """The TFDS builder of generated datasets. Importing this module imports TFDS."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -7,6 +8,14 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from ragen_jax.storage.atomic_io import reading
+
+
+def _is_not_of_unfinished(record: logging.LogRecord) -> bool:
+    """Filter out TFDS's warning about the folder of a data set that is not generated yet."""
+    return not str(record.msg).startswith("Variant folder %s has no ")
+
+
+logging.getLogger("absl").addFilter(_is_not_of_unfinished)
 
 
 class Generated(tfds.core.GeneratorBasedBuilder):

@@ -18,10 +18,11 @@ import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
-from ragen_jax.core.types import Array, Batch, Metrics, Params
+from ragen_jax.core.types import Batch, Metrics, Params
+from ragen_jax.model.likelihood import PackedRows, predicting_states, unpack
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.update import optimize
-from ragen_jax.update.buckets import row_lengths
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import ForwardContext, on_mesh
 from ragen_jax.update.state import CriticState
 
@@ -58,24 +59,23 @@ def backbone_of(params: Params) -> Params:
     return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name not in left})
 
 
-def token_values(
-    model: Qwen, params: Params, tokens_BT: Array, frozen: ForwardContext | None = None
+def packed_values(
+    model: Qwen, params: Params, rows: PackedRows, frozen: ForwardContext | None = None
 ) -> jax.Array:
     """Return the value of the state in which each token is chosen: of the tokens before it.
 
     Args:
-      params: `CriticState.params`. tokens_BT: int32 [B, T].
+      params: `CriticState.params`.
       frozen: the base model if the backbone is adapters, and the images that the rows show.
 
     Returns:
-      float32 [B, T], in units of reward; entry 0 is 0.
+      float32 [P, E], in units of reward, of the tokens that `rows` needs.
     """
     backbone = params["backbone"] if frozen is None else frozen.attach(params["backbone"])
     # With tied embeddings, the module needs no output head.
     body = Qwen(dataclasses.replace(model.config, tied=True))
-    hidden, _ = body.apply({"params": backbone}, jnp.asarray(tokens_BT)[:, :-1])
-    value_BT = jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), params["value"])
-    return jnp.pad(value_BT, ((0, 0), (1, 0)))
+    hidden_PED = predicting_states(body, backbone, rows)
+    return jnp.einsum("ped,d->pe", hidden_PED.astype(jnp.float32), params["value"])
 
 
 @functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
@@ -89,18 +89,18 @@ def critic_gradient(
     loss_scale: jax.Array,
     frozen: ForwardContext | None = None,
 ) -> optimize.Added:
-    """Add the gradient of micro-batches of one length; see `policy.policy_gradient`.
+    """Add the gradient of micro-batches of one size; see `policy.policy_gradient`.
 
     Args:
       params: `CriticState.params`.
       grads: the gradient so far, like params, or None; donated.
-      pieces: tokens, value (before the update), target, mask and weights, each
-        [A, micro_batch, L].
+      pieces: packed and entry as in `PolicyLoss.parts`; value (before the update), target, mask
+        and weights of the rows, each [A, ...].
       loss_scale: scalar, multiplies the loss.
     """
 
     def objective(params, piece):
-        value_BT = token_values(model, params, piece["tokens"], frozen)
+        value_BT = unpack(packed_values(model, params, piece["packed"], frozen), piece["entry"])
         total, metrics = losses.value_loss(
             value_BT,
             piece["value"],
@@ -134,9 +134,9 @@ def plan_critic(
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
     return optimize.plan_minibatches(
-        {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
+        token_rows(batch),
+        {"value": value_BT, "target": target_BT, "mask": mask_BT},
         rows_B,
-        row_lengths(batch),
         layout,
         rng=rng,
         aggregation=loss.aggregation,

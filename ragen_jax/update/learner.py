@@ -39,6 +39,7 @@ from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTabl
 from ragen_jax.update.critic import ValueLoss, plan_critic, update_critic
 from ragen_jax.update.optimize import MinibatchLayout, ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import (
     ForwardContext,
     Loss,
@@ -456,12 +457,10 @@ def sampled_entropy(
         statistics,
         learner.model,
         policy,
-        batch,
+        token_rows(batch),
         rows_B,
         np.float32(learner.loss.temperature),
-        mesh=learner.sampling_mesh,
-        micro_batch=micro,
-        size=-(-learner.step_rows // micro) * micro,
+        _pass_layout(learner, learner.sampling_mesh, micro),
     )
     return entropy_BT
 
@@ -487,7 +486,11 @@ def update(
     if isinstance(learner.images, ImageTable) and "tower" in state.params:
         transform = through_tower(learner.images, _require(learner.frozen), read_BT)
     layout = MinibatchLayout(
-        learner.mesh, learner.minibatches, learner.micro_batch, learner.minibatch_rows
+        learner.mesh,
+        learner.minibatches,
+        learner.micro_batch,
+        learner.minibatch_rows,
+        learner.model.config.attention,
     )
     frozen = learner.forward_context(state.params, read_BT)
     policy_rates, critic_rates = learner.rates(step)
@@ -607,15 +610,10 @@ def _pass(
     learner: Learner, function: Pass, params: Params, batch: Batch, rows_B: np.ndarray, extra: Any
 ) -> tuple[np.ndarray, ...]:
     """Run `over_rows` with the shapes of an update."""
-    micro = learner.micro_batch
-    return over_rows(
-        function,
-        learner.model,
-        params,
-        batch,
-        rows_B,
-        extra,
-        mesh=learner.mesh,
-        micro_batch=micro,
-        size=-(-learner.step_rows // micro) * micro,
-    )
+    layout = _pass_layout(learner, learner.mesh, learner.micro_batch)
+    return over_rows(function, learner.model, params, token_rows(batch), rows_B, extra, layout)
+
+
+def _pass_layout(learner: Learner, mesh: Mesh, micro_batch: int) -> MinibatchLayout:
+    attention = learner.model.config.attention
+    return MinibatchLayout(mesh, 1, micro_batch, learner.step_rows, attention)

@@ -1,7 +1,7 @@
 """Code shared by policy and critic: optimizers, minibatches, gradient accumulation.
 
-A minibatch is split into pieces, which are micro-batches of one length (buckets.py). One program
-per length loops over the micro-batches that hold rows and adds the gradient of
+A minibatch is split into pieces, which are micro-batches of one size (pieces.py). One program
+per size loops over the micro-batches that hold rows and adds the gradient of
 sum(weight * term) to the sum of the earlier pieces; another program takes the optimizer step.
 Token weights are computed on the whole minibatch, so that the split cannot change the result.
 
@@ -20,10 +20,10 @@ import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
-from ragen_jax.core.sharding import shard_micro_batches
+from ragen_jax.core.sharding import data_shards
 from ragen_jax.core.types import Metrics, Params
-from ragen_jax.update import buckets
-from ragen_jax.update.buckets import Piece
+from ragen_jax.update.micro_batches import build_arrays, place, split_rows
+from ragen_jax.update.pieces import Grouping, Piece, Split, TokenRows
 from ragen_jax.update.state import CriticState, TrainState
 
 State = TypeVar("State", TrainState, "CriticState")
@@ -186,30 +186,6 @@ def apply_gradient(
     return keep(new_params, params), keep(new_opt_state, opt_state), metrics
 
 
-def micro_batches(
-    arrays: dict[str, Any], rows: np.ndarray, *, mesh: Mesh, micro_batch: int, size: int
-) -> MicroBatches:
-    """Place chosen rows of [B, ...] arrays on the mesh as [A, micro_batch, ...].
-
-    Padding rows are zero: the arrays must include a mask or weights that exclude them.
-
-    Args:
-      arrays: tree of arrays on the host.
-      size: A * micro_batch, at least the number of rows.
-
-    Returns:
-      (arrays on the mesh, number of micro-batches that hold any rows).
-    """
-
-    def lay_out(x):
-        out = np.zeros((size, *x.shape[1:]), x.dtype)
-        out[: len(rows)] = x[rows]
-        return out.reshape(-1, micro_batch, *x.shape[1:])
-
-    placed = jax.tree.map(lay_out, arrays)
-    return shard_micro_batches(placed, mesh), np.int32(-(-len(rows) // micro_batch))
-
-
 @dataclasses.dataclass(frozen=True)
 class MinibatchLayout:
     """How the rows of an iteration are divided into minibatches and micro-batches."""
@@ -218,31 +194,33 @@ class MinibatchLayout:
     minibatches: int  # updates per iteration
     micro_batch: int  # rows per forward and backward pass
     minibatch_rows: int  # maximum number of rows per minibatch
+    attention: str = "xla"  # ModelConfig.attention
 
     @property
-    def size(self) -> int:
-        """Maximum number of rows per minibatch, rounded up to whole micro-batches."""
-        return -(-self.minibatch_rows // self.micro_batch) * self.micro_batch
+    def grouping(self) -> Grouping:
+        """How the rows of a minibatch are divided over micro-batches and devices."""
+        shards = data_shards(self.mesh)
+        return Grouping(self.micro_batch, shards, self.minibatch_rows, self.attention)
 
 
 @dataclasses.dataclass(frozen=True)
 class MinibatchPlan:
     """The minibatches of an iteration, split into pieces."""
 
+    rows: TokenRows  # of the batch
     arrays: dict[str, np.ndarray]  # [B, T], on the host; includes "mask"
     rows_B: np.ndarray  # indices of the rows that the update learns from
-    cuts: list[list[Piece]]  # pieces of each minibatch; minibatches without rows are left out
-    real_share: float  # `buckets.token_efficiency`, in (0, 1]; nan without rows
+    split: Split  # minibatches without rows are left out
     layout: MinibatchLayout
     aggregation: str
     norm_length: int  # see losses.token_weights
 
     def minibatches(self) -> Iterator[Iterator[MicroBatches]]:
-        """Yield the `micro_batches` of each minibatch, length by length.
+        """Yield the `MicroBatches` of each minibatch, length by length.
 
         They include "weights", the `losses.Weights` of the tokens in the whole minibatch.
         """
-        for pieces in self.cuts:
+        for pieces in self.split.pieces:
             yield self._laid_out(pieces)
 
     def _laid_out(self, pieces: Sequence[Piece]) -> Iterator[MicroBatches]:
@@ -252,23 +230,24 @@ class MinibatchPlan:
         weights = jax.device_get(_weights(mask_BT, self.aggregation, norm_length=self.norm_length))
         arrays = {**self.arrays, "weights": weights}
         for piece in pieces:
-            short = jax.tree.map(lambda x_BT, n=piece.length: x_BT[:, :n], arrays)
-            yield micro_batches(
-                short,
-                piece.rows,
-                mesh=self.layout.mesh,
-                micro_batch=self.layout.micro_batch,
-                size=self.layout.size,
-            )
+            yield micro_batches(piece, self.rows, self.layout, arrays)
+
+
+def micro_batches(
+    piece: Piece, rows: TokenRows, layout: MinibatchLayout, arrays: dict[str, Any]
+) -> MicroBatches:
+    """Return the micro-batches of a piece on the mesh, with arrays [B, T] of the batch's rows."""
+    built = build_arrays(piece, rows, layout.grouping)
+    return place(built, arrays, layout.mesh), built.count
 
 
 _weights = jax.jit(losses.minibatch_weights, static_argnames=("aggregation", "norm_length"))
 
 
 def plan_minibatches(
+    rows: TokenRows,
     arrays: dict[str, np.ndarray],
     rows_B: np.ndarray,
-    length_B: np.ndarray,
     layout: MinibatchLayout,
     *,
     rng: np.random.Generator,
@@ -283,23 +262,18 @@ def plan_minibatches(
     Args:
       arrays: [B, T], on the host, with "mask": 1 on the tokens that enter the loss.
       rows_B: indices of the rows to learn from; may be empty.
-      length_B: the result of `buckets.row_lengths`.
       rng: decides the order of the rows.
       aggregation, norm_length: see losses.token_weights.
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
     dealt = np.array_split(np.asarray(rows_B)[order], layout.minibatches)
-    cuts = buckets.split_by_length(
-        [rows for rows in dealt if len(rows)],  # some are empty with fewer rows than minibatches
-        length_B,
-        arrays["mask"].shape[1],
-        micro_batch=layout.micro_batch,
-    )
+    # With fewer rows than minibatches, some are empty.
+    split = split_rows([some for some in dealt if len(some)], rows, layout.grouping)
     return MinibatchPlan(
+        rows=rows,
         arrays=arrays,
         rows_B=np.asarray(rows_B),
-        cuts=cuts,
-        real_share=buckets.token_efficiency(cuts, length_B, micro_batch=layout.micro_batch),
+        split=split,
         layout=layout,
         aggregation=aggregation,
         norm_length=norm_length,
@@ -344,7 +318,7 @@ def run_updates(
     # XLA may return the same sharding under another name (P() for P(None)), and the next call would
     # then be compiled again. Nothing is copied if only the name differs.
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    start = needs_start(plan.layout.size // plan.layout.micro_batch, plan.layout.mesh)
+    start = needs_start(plan.layout.grouping.micro_batches, plan.layout.mesh)
     for minibatch, (pieces, rate) in enumerate(zip(plan.minibatches(), rates, strict=False)):
         read, found = state, []
         if transform is not None:

@@ -20,11 +20,11 @@ from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import replicate
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
-from ragen_jax.model.likelihood import token_logps, token_statistics
+from ragen_jax.model.likelihood import packed_statistics, unpack
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.update import optimize
-from ragen_jax.update.buckets import row_lengths
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.reading import minibatch_logps
 from ragen_jax.update.state import TrainState
 
@@ -140,9 +140,10 @@ class PolicyLoss:
 
         Args:
           params: the trained parameters.
-          piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
-            (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
-            and optionally bonus (`bonus.entropy_weights`).
+          piece: packed (`likelihood.PackedRows`), entry (see `likelihood.unpack`), and arrays
+            [B, T] of the rows: logp (of the policy before the update), advantage, mask (1 on
+            sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch), and
+            optionally bonus (`bonus.entropy_weights`).
           unchanged: scalar bool, whether params have not been updated yet, which makes all ratios
             exactly 1. None: ratios are computed against piece["logp"].
 
@@ -153,15 +154,16 @@ class PolicyLoss:
         model, loss, ref_params = self.model, self.settings, self.ref_params
         if self.context is not None:
             params, ref_params = self.context.attach(params), self.context.reference(ref_params)
-        tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
+        rows, mask_BT, weights = piece["packed"], piece["mask"], piece["weights"]
         exact = loss.kl_coef and loss.kl_kind == losses.EXACT
-        logp_BT, entropy_BT, *exact_kl = token_statistics(
+        statistics = packed_statistics(
             model,
             params,
-            tokens_BT,
+            rows,
             temperature=loss.temperature,
             reference=ref_params if exact else None,
         )
+        logp_BT, entropy_BT, *exact_kl = (unpack(x, piece["entry"]) for x in statistics)
         old_BT = piece["logp"]
         if unchanged is not None:
             old_BT = jnp.where(unchanged, jax.lax.stop_gradient(logp_BT), old_BT)
@@ -185,8 +187,10 @@ class PolicyLoss:
         if exact:
             further["kl"] = loss.kl_coef * self.kl_scale, exact_kl[0]
         elif loss.kl_coef:
-            ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
-            kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
+            assert ref_params is not None
+            ref, _ = packed_statistics(model, ref_params, rows, temperature=loss.temperature)
+            ref_BT = unpack(jax.lax.stop_gradient(ref), piece["entry"])
+            kl_BT = losses.kl(logp_BT, ref_BT, loss.kl_kind)
             further["kl"] = loss.kl_coef * self.kl_scale, kl_BT
         for name, (coef, x_BT) in further.items():
             paid_BT = x_BT * factor[name] if name in factor else x_BT
@@ -209,13 +213,12 @@ def policy_gradient(
     frozen: ForwardContext | None = None,
     unchanged: jax.Array | None = None,
 ) -> optimize.Added:
-    """Add the gradient of micro-batches of equal length to the gradient of a minibatch's loss.
+    """Add the gradient of micro-batches of equal sizes to the gradient of a minibatch's loss.
 
     Args:
       ref_params, unchanged: as in `PolicyLoss`.
       grads: the gradient so far, with the structure of params, or None; donated.
-      pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
-        optionally bonus, each [A, micro_batch, L].
+      pieces: as in `PolicyLoss.parts`, each [A, ...].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       scales: (scalar that multiplies the whole loss, kl_scale of `PolicyLoss`).
       frozen: set if params are adapters (ref_params is then not read) or rows show images.
@@ -285,15 +288,14 @@ def plan_policy(
       bonus_BT: the result of `bonus.entropy_weights`; None: every token gets the entropy bonus.
     """
     return optimize.plan_minibatches(
+        token_rows(batch),
         {
-            "tokens": batch.tokens_BT,
             "logp": batch.logp_BT,
             "advantage": advantage_BT,
             "mask": batch.mask_BT * batch.weight_B[:, None],
             **({} if bonus_BT is None else {"bonus": bonus_BT}),
         },
         rows_B,
-        row_lengths(batch),
         layout,
         rng=rng,
         aggregation=loss.aggregation,
@@ -327,7 +329,8 @@ def update_policy(
     Returns:
       (TrainState, update/* metrics). The metrics are means over the minibatches, except that
       update/logp_gap and update/clip_fraction_first are those of the first minibatch,
-      update/skipped and update/count are sums, and update/real_share is `MinibatchPlan.real_share`.
+      update/skipped and update/count are sums, and update/positions, update/shared and
+      update/real_share are those of `pieces.Split`.
       A loss or gradient that is not finite leaves the parameters unchanged and is counted in
       update/skipped.
     """
@@ -354,7 +357,9 @@ def update_policy(
     state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, transform)
     metrics = optimize.averaged(history, prefix="update")
     if history:
-        metrics["update/real_share"] = plan.real_share
+        metrics["update/positions"] = plan.split.positions
+        metrics["update/shared"] = plan.split.shared
+        metrics["update/real_share"] = plan.split.token_efficiency
         metrics["update/logp_gap"] = float(history[0]["logp_gap"])
         metrics["update/clip_fraction_first"] = float(history[0]["clip_fraction"])
     return state, metrics

@@ -161,7 +161,8 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert stored.mesh.data == -1 and not has_open_fields(stored)
     assert train.train(config(2), tmp_path / "run") == 0
     assert "after step 1" in capsys.readouterr().out
-    assert train.train(config(0), tmp_path / "run") == 0  # no steps left
+    assert train.train(config(2), tmp_path / "run") == 0
+    assert "all 2 steps of" in capsys.readouterr().out
     other = config(2)
     other.model.dtype = "bfloat16"
     with pytest.raises(SystemExit, match="2"):

@@ -12,12 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from cli_commands import call
 from ml_collections import ConfigDict
 
 from ragen_jax.algorithm import filter, losses
 from ragen_jax.config.build import build_environment, environment_settings, step_rates
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import field
+from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import minibatch_rows
 from ragen_jax.config.stored import read_run_config, same_run
 from ragen_jax.configs import (
@@ -38,6 +40,7 @@ from ragen_jax.configs import (
 )
 from ragen_jax.core.sharding import MESH_AXES, data_shards, make_mesh
 from ragen_jax.rollout.episode import Sampling
+from ragen_jax.run import start
 from ragen_jax.run.workdir import new_folder, set_evaluations_aside
 from ragen_jax.storage.cache import content_hash
 
@@ -546,8 +549,45 @@ def test_what_may_change_in_a_run_is_told(fields, differs, tmp_path):
 def test_steps_of_a_stretched_learning_rate_stay(tmp_path):
     before = changed(optimizer__schedule="linear")
     (tmp_path / "config.json").write_text(json.dumps(before.to_dict()))
-    with pytest.raises(ValueError, match=r"steps=250.*has 300.*optimizer.schedule=linear"):
+    with pytest.raises(ValueError, match=r"steps=250.*has 300; .*optimizer.schedule=linear"):
         same_run(changed(optimizer__schedule="linear", steps=300), tmp_path)
+
+
+def test_another_config_names_the_fields_that_matter_and_counts_the_others(tmp_path):
+    before = changed(optimizer__b1=0.5, algorithm__name="ppo", rollout__groups=5, seed=7)
+    (tmp_path / "config.json").write_text(json.dumps(before.to_dict()))
+    with pytest.raises(ValueError) as error:
+        same_run(changed(model__path="some/model", optimizer__b2=0.5), tmp_path)
+    message = str(error.value)
+    assert message.startswith(
+        f"{tmp_path} holds a run with config.model.path='tiny', config.algorithm.name='ppo', "
+        "config.seed=7, but this command has 'some/model', 'grpo', 0 (and 3 more fields); resume "
+        f"it with --workdir={tmp_path} alone, or use another --workdir. These may change: steps, "
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+@pytest.mark.parametrize("steps", [5, 74])
+def test_a_run_does_not_end_before_the_step_that_it_has_reached(steps, tmp_path, monkeypatch):
+    def load_policy(config, workdir):
+        raise ValueError("a model is loaded")
+
+    monkeypatch.setattr(start, "load_policy", load_policy)
+    stored = sokoban.get_config().to_json() + "\n"
+    (tmp_path / "config.json").write_text(stored)
+    for step in (50, 75):
+        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+    words = [f"--workdir={tmp_path}", f"--config.steps={steps}"]
+    code, _, err = call("ragen_jax.train", *words)
+    assert code == 2 and err == (
+        f"error: config.steps is {steps}, but step 75 of the run in {tmp_path} is saved; give "
+        "--config.steps=75 to end the run there, or a larger number to continue it\n"
+    )
+    assert (tmp_path / "config.json").read_text() == stored
+    start.check_steps(
+        load_config(read_run_config(tmp_path)), tmp_path
+    )  # the number of steps stored
+    start.check_steps(load_config(changed(steps=75)), tmp_path)  # the run ends where it is
 
 
 def test_earlier_evaluations_are_set_aside(tmp_path, capsys):

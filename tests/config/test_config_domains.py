@@ -213,8 +213,18 @@ def test_sections_of_further_environments_have_the_entries_of_env():
 
 def test_other_fields_than_those_of_base_are_refused():
     config = sokoban.get_config()
-    put(config, "rollout.speed", 5)
-    assert refusal(config) == "config.rollout.speed is unknown; configs/base.py lists every field"
+    put(config, "rollout.qqqq", 5)
+    assert refusal(config) == "config.rollout.qqqq is unknown (configs/base.py lists every field)"
+    config = sokoban.get_config()
+    for wrong, near in (
+        ("optimizer.learning_rat", "optimizer.learning_rate"),
+        ("rollout.kl_coeff", "algorithm.kl_coef"),
+        ("env.seed", "seed or eval.seed or warmstart.seed"),
+    ):
+        config = sokoban.get_config()
+        put(config, wrong, 5)
+        hint = f"did you mean {near}? (configs/base.py lists every field)"
+        assert refusal(config) == f"config.{wrong} is unknown; {hint}"
     config = sokoban.get_config()
     with config.unlocked():
         del config.rollout.groups
@@ -229,7 +239,7 @@ COMMANDS = [  # (override, text that the line must contain)
     ("optimizer.b1=2", "config.optimizer.b1 is 2.0; it must be a number from 0 to 0.999999"),
     ("eval.episodes=1000000000", "config.eval.episodes is 1000000000; it must be a whole number"),
     ("model.lora.rank=1000000000", "config.model.lora.rank is 1000000000; it must be a whole"),
-    ("rollout.group_size=2.5", "config.rollout.group_size=2.5"),
+    ("rollout.group_size=2.5", "config.rollout.group_size is '2.5'; it must be a whole"),
     ("filter.metric=variance", "config.filter.metric is 'variance'; it must be one of reward_va"),
     ("env.options.size=(200,200)", "config.env.options of 'sokoban': size must be a whole number"),
 ]

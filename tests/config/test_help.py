@@ -51,6 +51,17 @@ def test_every_command_explains_itself(command, asked):
         )
         assert out.strip().endswith(base.__file__)
     assert max(map(len, out.splitlines())) <= 100
+    # Only commands with --workdir mention it, and only those that read a run import its code.
+    assert ("--workdir" in out) == ("workdir" in flags)
+    assert ("trust" in flags) == (command in ("train", "evaluate", "export"))
+
+
+def test_the_help_of_train_says_what_its_refusal_says(tmp_path):
+    code, _, err = call("ragen_jax.train", f"--workdir={tmp_path / 'new'}")
+    assert code == 2 and "to start a new run there, add --config=sokoban" in err
+    _, out, _ = call("ragen_jax.train", "--help")
+    text = " ".join(out.split())
+    assert "or sokoban; to start a run in a new --workdir, give --config or a --config." in text
 
 
 def files_of(command):
@@ -64,6 +75,7 @@ def test_without_a_command_they_are_listed():
         assert (code, err) == (0, "") and all(f"ragen_jax.{name} " in out for name in COMMANDS)
     code, out, err = call("ragen_jax", "trian")
     assert code == 2 and err.startswith("error: ragen_jax has no command 'trian'; accepted: train")
+    assert err.endswith("; did you mean train?\n")
 
 
 def run(code, *words):
@@ -82,7 +94,8 @@ def test_a_command_may_be_the_first_word(words, expected):
 
 
 @pytest.mark.parametrize(
-    "name, expected", [("ragen-check-data", "Show the problems"), ("ragen-train", "Train an LLM")]
+    "name, expected",
+    [("ragen-check-data", "Show and play the problems"), ("ragen-train", "Train an LLM")],
 )
 def test_a_script_is_its_command(name, expected):
     script = f"import sys; sys.argv = ['/somewhere/bin/{name}', '--help']\n"

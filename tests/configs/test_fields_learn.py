@@ -14,6 +14,7 @@ import optax
 import pytest
 from field_entries import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
+from shared_rows import NEVER
 
 from ragen_jax.algorithm import advantage
 from ragen_jax.algorithm.batch import take_rows
@@ -21,10 +22,11 @@ from ragen_jax.config.build import build_learner, build_meshes, build_penalties
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.core.sharding import rests_on_host
-from ragen_jax.model.likelihood import token_statistics
+from ragen_jax.model.likelihood import packed_statistics, token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run.diagnose import task_gradients
 from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.update import micro_batches
 from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
@@ -650,13 +652,14 @@ def test_field(name, outcome):
 def test_micro_batch(outcome, monkeypatch):
     """micro_batch sets the rows of a forward and backward pass; the update does not change."""
     seen = []
-    plain = token_statistics
+    plain = packed_statistics
 
-    def spy(model, params, tokens_BT, **settings):
-        seen.append(len(tokens_BT))
-        return plain(model, params, tokens_BT, **settings)
+    def spy(model, params, rows, **settings):
+        seen.append(len(rows.tokens_BL))
+        return plain(model, params, rows, **settings)
 
-    monkeypatch.setattr(policy_file, "token_statistics", spy)
+    monkeypatch.setattr(policy_file, "packed_statistics", spy)
+    monkeypatch.setattr(micro_batches, "WORTH_OF_TREES", NEVER)
     found = {}
     for size in (2, 6):
         seen.clear()

@@ -74,9 +74,11 @@ def test_recipes_apply_from_left_to_right():
     assert (config.reward.overlong_buffer, config.rollout.max_new_tokens) == (5, 22 + 5)
 
 
-def test_unknown_recipes_are_refused_with_those_known():
-    with pytest.raises(ValueError, match="unknown recipe 'pppo'; known: ppo, bi_level_ppo, grpo"):
+def test_unknown_recipes_are_refused_with_the_nearest_or_those_known():
+    with pytest.raises(ValueError, match=r"^unknown recipe 'pppo'; did you mean ppo\? \(--help"):
         sokoban.get_config("tiny+pppo")
+    with pytest.raises(ValueError, match="unknown recipe 'zzz'; known: ppo, bi_level_ppo, grpo"):
+        sokoban.get_config("tiny+zzz")
     with pytest.raises(ValueError, match="sets env.options.slip, which sokoban has not"):
         sokoban.get_config("tiny+slip-0.5")
 

@@ -124,8 +124,12 @@ def test_a_frozen_tree():
     assert tree.to_dict() == values
     with pytest.raises(dataclasses.FrozenInstanceError):
         tree.seed = 5
-    for wrong in ({"seed": 4}, VALUES | {"b": 1}):
-        with pytest.raises(ValueError, match=r"config\.(a|b) is missing or unknown"):
+    for wrong, message in (
+        ({"seed": 4}, r"config\.a is missing"),
+        (VALUES | {"b": 1}, r"config\.b is unknown"),
+        (VALUES | {"sed": 1}, r"config\.sed is unknown; did you mean seed\?"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
             freeze(Tree, ConfigDict(wrong))
 
 

@@ -146,7 +146,7 @@ class Watched:
 def lake(tmp_path_factory):
     """(config, model, params, tokenizer) of an agent that has learnt to walk on FrozenLake."""
     config = frozen_lake.get_config()
-    config.warmstart.update(rooms=512, success=0.0, check_every=60, check_episodes=16)
+    config.warmstart.update(rooms=512, success=0.0, check_every=150, check_episodes=16)
     config.warmstart.update(width=48, mlp_width=96, batch=32)
     config.rollout.update(groups=8, group_size=8)
     config.optimizer.minibatches = 1

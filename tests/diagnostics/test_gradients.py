@@ -23,7 +23,9 @@ from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, var
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.buckets import split_by_length
+from ragen_jax.update.optimize import MinibatchLayout, micro_batches
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import ForwardContext, PolicyLoss, init_state
 
 G, K = 5, 3
@@ -230,6 +232,17 @@ def defined_parts(model, params, reference, batch, advantage, inside_B):
     }
 
 
+def one_length(mesh, batch, advantage, weights, *, micro_batch):
+    """Return (all rows as micro-batches of plain rows of one length, number of micro-batches)."""
+    size = len(batch.mask_BT)
+    layout = MinibatchLayout(mesh, 1, micro_batch, size)
+    rows = token_rows(batch)
+    split = split_by_length([np.arange(size)], rows, layout.grouping, max_lengths=1)
+    ((piece,),) = split.pieces
+    data = dict(logp=batch.logp_BT, advantage=advantage, mask=batch.mask_BT, weights=weights)
+    return micro_batches(piece, rows, layout, data)
+
+
 def test_norms_and_cosines_are_those_of_the_definition(policy, mesh, rows):
     batch, _, advantage = rows
     bucket_G = [0, ZERO, 1, 0, 1]
@@ -301,18 +314,11 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
     )
     whole = flat(params) - flat(state.params)
     found = report(policy, mesh, batch, advantage, [0] * G, loss=loss, kl_scale=jnp.float32(0.7))
-    mask_BT = batch.mask_BT
-    weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=T)
-    pieces = dict(
-        tokens=batch.tokens_BT,
-        logp=batch.logp_BT,
-        advantage=advantage,
-        mask=mask_BT,
-        weights=weights,
-    )
-    pieces = jax.tree.map(lambda x: x.reshape(3, 7, T), pieces)
+    weights = losses.minibatch_weights(batch.mask_BT, loss.aggregation, norm_length=T)
+    pieces, count = one_length(mesh, batch, advantage, weights, micro_batch=7)
+    assert count == 3
     parts = jax.jit(gradients.part_gradients)(
-        PolicyLoss(model, loss, reference, 0.7), params, pieces, np.int32(3)
+        PolicyLoss(model, loss, reference, 0.7), params, pieces, count
     )
     names = gradients.part_names(loss)
     assert all(len(x) == len(names) for x in jax.tree.leaves(parts))
@@ -385,13 +391,9 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
     frozen = ForwardContext(params, np.float32(1.5))
     found = report((model, adapters, None), mesh, batch, advantage, [0] * G, context=frozen)
-    piece = dict(
-        tokens=batch.tokens_BT,
-        logp=batch.logp_BT,
-        advantage=advantage,
-        mask=batch.mask_BT,
-        weights=losses.minibatch_weights(batch.mask_BT, LOSS.aggregation),
-    )
+    weights = losses.minibatch_weights(batch.mask_BT, LOSS.aggregation)
+    pieces, _ = one_length(mesh, batch, advantage, weights, micro_batch=len(batch.mask_BT))
+    piece = jax.tree.map(lambda x: x[0], pieces)
 
     def total(adapters):
         parts, *_ = PolicyLoss(model, LOSS, params).parts(frozen.attach(adapters), piece)

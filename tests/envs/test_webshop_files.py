@@ -427,7 +427,7 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     words = [f"--config.env.options.{name}={value}" for name, value in options.items()]
     words = ["ragen_jax.check_data", "--config=webshop:llm", "--rows=1", *words]
     code, out, err = call(*words)
-    assert (code, err) == (0, "")
+    assert code == 0, err
     told, *lines = out.splitlines()
     goals = sum(map(count, catalogue))
     assert told.startswith(f"webshop: reading {options['path']} (once; kept in ")
@@ -440,9 +440,13 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
         "  eval        1000, 1000 of them distinct",
     ]
     assert lines[6].startswith("  row 0 (") and lines[7].startswith("    WebShop [SEP] Instruction")
-    assert lines[-1].startswith("    -> search[") and lines[-1].endswith("click[buy now]")
-    code, out, err = call(*words, "--config.eval.episodes=1001")
-    assert code == 2 and "holds out only 1000 distinct problems" in err
+    (plan,) = [line for line in lines if line.startswith("    -> ")]
+    assert plan.startswith("    -> search[") and plan.endswith("click[buy now]")
+    assert lines[-1] == "  give --config.model.path=DIR_OR_HUB_ID to see what the model reads"
+    code, out, err = call(*words, "--config.eval.episodes=1001", "--plays=2")
+    assert code == 0 and "  played eval by the expert: 2 of 2 problems to their end" in out
+    line = "  eval.episodes=1001 is an upper bound: the 1000 held-out problems are played"
+    assert line in out.splitlines()
     (tmp_path / "products.json").write_text(json.dumps([item("B1", name=5)]))
     code, out, err = call(*words)
     assert (code, len(err.splitlines())) == (2, 1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared_rows import NEVER, trees
 
 from ragen_jax import train
 from ragen_jax.config.build import build_learner, build_meshes
@@ -181,6 +182,28 @@ def lowered(monkeypatch):
 def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
     agent, monkeypatch, tmp_path, served, lowered
 ):
+    """Rows are plain."""
+    with trees(NEVER):
+        ahead, called = programs_of_a_run(agent, monkeypatch, tmp_path, served, lowered)
+    # Programs for shorter rows compile when they are called; none of them has longer rows.
+    assert {"policy_gradient", "apply_gradient"} <= set(ahead)
+    for name in ("policy_gradient", "critic_gradient", "read_micro_batches"):
+        late = called.get(name, set())
+        assert not late or longest(late) < longest(ahead[name]), name
+
+
+@pytest.mark.long
+def test_gradients_of_trees_are_not_compiled_ahead(agent, monkeypatch, tmp_path, lowered):
+    """Their sizes depend on the replies. All prompts share their rules here."""
+    served = {"env.context": "single_turn"}
+    ahead, called = programs_of_a_run(agent, monkeypatch, tmp_path, served, lowered)
+    assert "policy_gradient" in called and not {"policy_gradient", "read_micro_batches"} & set(
+        ahead
+    )
+
+
+def programs_of_a_run(agent, monkeypatch, tmp_path, served, lowered):
+    """Return {name: shapes} of the programs compiled ahead, and when called, in three steps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config = agent.config.copy_and_resolve_references()
     fields = {
@@ -196,12 +219,8 @@ def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
     assert not again, again
     rollouts = {"read", "fold", "decode_chunk", "keep_rows", "_episode_keys", "prefill", "decode"}
     assert not (rollouts | {"apply_gradient"}) & set(called), sorted(called)
-    # Programs for shorter rows compile when they are called; none of them has longer rows.
-    assert "policy_gradient" in ahead
-    for name in ("policy_gradient", "critic_gradient", "read_micro_batches"):
-        late = called.get(name, set())
-        assert not late or longest(late) < longest(ahead[name]), name
     assert "token_advantages" in called  # it is not compiled ahead
+    return ahead, called
 
 
 def longest(programs):

@@ -1,18 +1,19 @@
 """Rules about levels: planted runs get the colour, sentence and cause that were planted."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from simulated_runs import write_run
 
+from ragen_jax.diagnostics.estimates import Estimate, estimate, newest_rows
 from ragen_jax.diagnostics.level_rules import (
     BAD,
     RULES,
     UNKNOWN,
     WEAK,
     Records,
-    estimate,
     find_levels,
 )
 from ragen_jax.report import sentences
@@ -33,6 +34,14 @@ EMPTY = {
     "filter/kept_ratio": (0.0, 0.0, None),
     "filter/zero_groups": (1.0, 0.0, None),
     "rollout/success": (0.3, 0.02, 0.1),
+}
+LAST_STEP = {
+    name: (11, share, 1)
+    for name, share in {f"{FIRST_TURN}/retrieval_acc": 0.13, f"{FIRST_TURN}/own_margin": 0}.items()
+}
+PRECISE = {  # a few prompts: retrieval has wide intervals, and the likelihoods show more
+    f"{FIRST_TURN}/retrieval_acc": (0.95, 0.01, 0.3),
+    f"{FIRST_TURN}/own_margin": (33.0, 0.03, 0.1),
 }
 PLANTED = {  # name -> (settings of write_run, colour, words of the sentence, cause)
     "valid 0": (
@@ -76,7 +85,26 @@ PLANTED = {  # name -> (settings of write_run, colour, words of the sentence, ca
             "imitation at chance",
         ),
     ),
-    "two steps": (dict(steps=2), "unknown", "2 steps are too few to judge", "too few steps"),
+    "one step": (
+        dict(steps=1),
+        *("unknown", "1 step is too few to judge a change over time", "too few steps"),
+    ),
+    "eight steps": (
+        dict(steps=8),
+        *("unknown", "8 steps are too few to judge a change over time", "too few steps"),
+    ),
+    "template at the end": (
+        dict(steps=12, levels=PRECISE, changes=LAST_STEP),
+        *("trouble", "At step 12, reasoning was no likelier", "no dependence on the prompt"),
+    ),
+    "decoration at the end": (
+        dict(steps=12, levels={ZA: (0.9, 0.02, 0.1)}, changes={ZA: (11, 0.0, 1)}),
+        *("trouble", "At step 12, actions did not depend", "reasoning as decoration"),
+    ),
+    "valid 0 at the end": (
+        dict(steps=12, success=(0.3, 0.3), changes={"rollout/valid_rate": (11, 0.0, 1)}),
+        *("trouble", "of the replies have the required form", "replies without the required form"),
+    ),
     "healthy": (dict(levels={ZA: (0.9, 0.1, 0.2)}), "well", "There was no alarm", "none needed"),
     "collapsed": (dict(changes=FELL, success=(0.4, 0.4)), "trouble", "The alarm", "template"),
     "not finite": (
@@ -103,6 +131,10 @@ def test_a_planted_run_gets_its_card(name, seed, tmp_path):
     assert f'class="verdict {colour}"' in html
     assert f"<dt>Cause</dt><dd><b>{cause}</b>" in html
     assert ("What to do" in html) == (name != "healthy")
+    # Nothing is said to have kept its level that was not compared with it.
+    tested = settings.get("steps", 100) >= 9
+    assert ("no metric could be compared with its level" in html) == (not tested)
+    assert tested or "kept" not in html and "There was no alarm" not in html
 
 
 def test_a_healthy_run_answers_the_three_questions(tmp_path):
@@ -111,7 +143,9 @@ def test_a_healthy_run_answers_the_three_questions(tmp_path):
     assert depends.startswith("The reasoning depends on its prompt: 9")
     assert "(chance: 12%)" in depends
     assert follows.startswith("The action follows the reasoning: za_swap is 0.")
-    assert true.startswith("9") and true.endswith("of the facts in the reasoning are true.")
+    assert re.fullmatch(
+        r"9\d% ± \d of the facts in the reasoning are true (at|in) step.*100\.", true
+    )
 
 
 def test_answers_of_the_other_kind(tmp_path):
@@ -148,7 +182,7 @@ def simulated(rng, steps, retrieval, effect, true):
         ("false statements from the start", 0.9, 1.0, 0.6),
     ],
 )
-@pytest.mark.parametrize("steps", [5, 50])
+@pytest.mark.parametrize("steps", [1, 5, 50])
 def test_noise_fulfils_no_rule(name, retrieval, effect, true, steps):
     """Runs whose true level is above a rule's, if not far: the rule holds in at most 5 %."""
     rng, runs = np.random.default_rng(0), 1000
@@ -157,7 +191,7 @@ def test_noise_fulfils_no_rule(name, retrieval, effect, true, steps):
         for _ in range(runs)
     ]
     assert sum(name in names for names in found) <= 0.05 * runs
-    assert not any(names - {name} for names in found)
+    assert not any(names - {name, "too few steps"} for names in found)
 
 
 @pytest.mark.parametrize("steps", [5, 50])
@@ -169,6 +203,38 @@ def test_rules_hold_at_their_level(steps):
     ]
     for name in ("no dependence on the prompt", "reasoning as decoration"):
         assert sum(name in names for names in found) >= (0.9 if steps == 50 else 0.75) * runs, name
+
+
+def test_answers_are_about_the_latest_state(tmp_path):
+    """Means of the newest steps that agree, with their numbers."""
+    found = judged(tmp_path / "run", steps=12, levels=PRECISE, changes=LAST_STEP)
+    assert found.answers[0].startswith("The reasoning does not depend on its prompt: 1")
+    assert found.answers[0].endswith(
+        "is most likely under its own prompt at step 12 (chance: 12%)."
+    )
+    found = judged(tmp_path / "level", steps=12, levels=PRECISE)
+    assert "95% ± 13 of it is most likely under its own prompt in steps 8 to 12" in found.answers[0]
+
+
+def test_the_newest_rows_agree():
+    rows = [
+        {"step": step, "x": x, "x_ci95": half}
+        for step, (x, half) in enumerate([(1, 1), (9, 1), (1.4, 1), (1.1, 2), (1.2, 0.5), (1, 0.5)])
+    ]
+    assert [row["step"] for row in newest_rows([*rows, {"step": 6}], "x")] == [2, 3, 4, 5]
+    assert [row["step"] for row in newest_rows(rows[:2], "x")] == [1]
+    assert newest_rows(rows, "y") == []
+    assert newest_rows([*rows, {"step": 7, "x": 1.0}], "x") == [{"step": 7, "x": 1.0}]
+
+
+def test_intervals_that_say_nothing_are_words():
+    for half, words in (
+        (0.049, "50% ± 5"),
+        (0.5, "50% (interval 0 to 100%)"),
+        (1.69, "50% (interval 0 to 100%)"),
+        (float("nan"), "50% (interval unknown)"),
+    ):
+        assert Estimate(0.5, half, 1).percentage == words
 
 
 def test_an_estimate_has_the_interval_of_its_steps():

@@ -15,6 +15,7 @@ from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import encode_for_script, write_page, write_report
+from ragen_jax.run.datasets import EVALUATION_SEEDS
 from ragen_jax.run.log import write_scores
 from ragen_jax.score.episodes import ScoredStep
 from ragen_jax.score.page import contents
@@ -99,7 +100,7 @@ def opened(browser, run):
     """opened(path=None, **context) -> (page, console messages, requests)."""
     contexts = []
 
-    def go(path=None, **context):
+    def go(path=None, *, wait=True, **context):
         path = path or run / "report.html"
         contexts.append(browser.new_context(**context))
         page, messages, requests = contexts[-1].new_page(), [], []
@@ -107,7 +108,8 @@ def opened(browser, run):
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector("#episode h3")
+        if wait:
+            page.wait_for_selector("#episode h3")
         return page, messages, requests
 
     yield go
@@ -194,6 +196,84 @@ def test_filters_filter(opened):
     assert listed.count() == 0 and "No episode" in page.locator("#episode").inner_text()
 
 
+def test_charts_have_units_and_training_is_smoothed(opened, run):
+    page, *_ = opened()
+    chart = page.locator("#charts figure").first
+    legend = chart.locator(".legend").inner_text()
+    assert "held out" in legend and "training, mean of 9 steps" in legend
+    drawn = page.evaluate(
+        """() => {
+          const data = JSON.parse(document.getElementById("data").textContent);
+          return data.charts.map((chart) => chart.unit);
+        }"""
+    )
+    assert all(drawn) and drawn[0] == "fraction of episodes" and "nats per token" in drawn
+    rows = read_metrics(run / "metrics.jsonl")
+    chart.locator(".plot").focus()
+    page.keyboard.press("End")
+    for _ in range(4):
+        page.keyboard.press("Shift+ArrowLeft")
+    mean = np.mean([row["rollout/success"] for row in rows if 206 <= row["step"] <= 214])
+    live = page.locator("#live").inner_text()
+    assert live.startswith("step 210: ")
+    smoothed = float(live.split("training, mean of 9 steps ")[1].split(",")[0])
+    assert smoothed == pytest.approx(mean, rel=1e-3)
+    assert "nats per token" in page.locator("#matrix-body .ends").inner_text()
+
+
+def test_axes_are_drawn_with_their_names_and_whole_steps(opened, tmp_path):
+    page, messages, _ = opened(write_report([write_run(tmp_path / "run", steps=2)]), wait=False)
+    page.add_init_script(
+        """window.drawn = [];
+        const fill = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+          window.drawn.push(text);
+          return fill.call(this, text, ...rest);
+        };"""
+    )
+    page.reload()
+    page.wait_for_selector("#charts canvas")
+    page.wait_for_timeout(300)
+    drawn = page.evaluate("window.drawn")
+    assert messages == [] and {"step", "fraction of episodes", "seconds per step"} <= set(drawn)
+    chart = drawn[: drawn.index("fraction of episodes")]  # the first chart's horizontal axis
+    steps = [text for text in chart if text != "step"]
+    assert steps and all(text.isdigit() for text in steps), steps
+
+
+def test_the_newest_episodes_come_first_and_a_problem_is_compared(opened, tmp_path, tokenizer):
+    """Held-out problems are the same at each evaluation; training problems are not."""
+    made = write_run(tmp_path / "run", steps=20)
+    tokenizer.save_pretrained(made / "model")
+
+    def held(step, group):
+        text = f"at {step}</think><answer>Up</answer>"
+        record = episode(tokenizer, [text], group=group, member=0, success=step > 0, kept=None)
+        return record | {"seed": EVALUATION_SEEDS + group}
+
+    folder = made / "eval" / "episodes"
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in (0, 10, 20):
+        lines = [json.dumps(held(step, group)) + "\n" for group in range(3)]
+        (folder / f"step_{step:06d}.jsonl").write_text("".join(lines))
+    page, messages, _ = opened(write_report([made]))
+    assert messages == []
+    texts = page.locator("#episode-list button").all_inner_texts()
+    assert [int(t.split("step ")[1].split()[0]) for t in texts] == [20] * 3 + [10] * 3 + [0] * 3
+    assert all("held out" in text for text in texts)
+    button = page.locator("#compare")
+    assert button.inner_text() == "Compare this problem at steps 0 and 20"
+    button.click()
+    heads = page.locator("#episode h3").all_inner_texts()
+    assert [head.split(",")[0] for head in heads] == ["step 0", "step 20"]
+    seeds = [head.split(", seed ")[1].split(",")[0] for head in heads]
+    assert seeds == [str(EVALUATION_SEEDS)] * 2
+    shown = page.locator("#episode").inner_text()
+    assert "at 0" in shown and "at 20" in shown and "not learnt from" in shown
+    page.locator("#compare").click()
+    assert page.locator("#episode h3").count() == 1
+
+
 def test_hostile_replies_are_shown_as_they_are(opened, run):
     page, messages, _ = opened()
     page.select_option("#filter-step", "10")
@@ -252,7 +332,27 @@ def test_it_fits_a_small_screen_and_the_dark(opened, scheme):
         assert "initially" in label
 
 
-def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
+@pytest.mark.parametrize("width", [320, 400])
+def test_no_menu_entry_is_cut_off(opened, width):
+    page, *_ = opened(viewport={"width": width, "height": 740})
+    ends = "all => all.map(a => a.getBoundingClientRect()).map(r => [r.left, r.right])"
+    entries = page.eval_on_selector_all("nav a", ends)
+    assert len(entries) == 5
+    assert all(0 <= left and right <= width for left, right in entries)
+
+
+def test_an_interval_that_holds_every_value_is_said_in_words(opened, tmp_path):
+    name = "collapse/first_turn/retrieval_acc"
+    levels = {name: (0.5, 0.0, 1.69), "rollout/return": (0.5, 0.0, 1.69)}
+    page, *_ = opened(
+        write_report([write_run(tmp_path / "run", steps=3, levels=levels)]), wait=False
+    )
+    open_tables(page)
+    assert page.locator(f'td[data-figure="{name}"]').first.inner_text() == "0.5 (interval 0 to 1)"
+
+
+def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path, monkeypatch):
+    monkeypatch.setitem(LEVELS, "collapse/first_turn/retrieval_p", (0.01, 0.0, 0.0))
     paths = [write_run(tmp_path / f"seed-{seed}", steps=40, seed=seed) for seed in range(3)]
     kl = {"algorithm.kl_coef": 0.1}
     paths += [
@@ -274,6 +374,10 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
     assert plus_minus == pytest.approx(half, rel=1e-3)
     assert "algorithm.kl_coef" in page.locator("#settings .scroll").first.inner_text()
     assert "average over 3 seeds" in page.locator("#what").inner_text()
+    last = read_metrics(paths[0] / "metrics.jsonl")[-1]
+    row = page.locator("#what tbody tr").first.inner_text()
+    retrieval, chance = (last[f"collapse/first_turn/retrieval_{x}"] for x in ("acc", "chance"))
+    assert f"{last[name]:.2f} nats\t{retrieval:.0%} (chance {chance:.0%})" in row
 
 
 @pytest.mark.parametrize("count", [1, 12])
@@ -304,9 +408,16 @@ def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
     page, messages, requests = opened(tmp_path / "scored.html")
     assert messages == [] and len(requests) == 1
     text = page.locator("#what").inner_text()
-    assert "no sign that the reasoning depends on the prompt" in text and "0.50 nats" in text
-    assert ("An alarm takes several steps." in text) == (count == 1)
-    assert page.locator("#charts .chart canvas").count() > 3
+    assert "It is open whether the reasoning depends on its prompt" in text and "0.50 nats" in text
+    assert "(interval unknown)" in text and "nan" not in text
+    # Step 0 is a step: nothing was evaluated before it.
+    assert ("1 step is too few to judge a change over time." in text) == (count == 1)
+    assert ("There was no alarm." in text) == (count == 12)
+    # A single step is shown as tables.
+    assert (page.locator("#charts .chart canvas").count() > 3) == (count > 1)
+    if count == 1:
+        cell = page.locator('#charts td[data-figure="collapse/first_turn/own_margin"]').first
+        assert cell.is_visible() and float(cell.inner_text()) == 0.5
     assert page.locator("#episode-list button").count() == 6 * count
     listed = page.locator("#episode-list button").first.inner_text()
     assert "success not said" in listed and "return not said" in listed

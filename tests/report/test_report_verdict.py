@@ -12,7 +12,7 @@ from ragen_jax.report import page, sentences
 from ragen_jax.report.causes import CAUSES
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import read_run
-from ragen_jax.report.verdict import judge, success_lost
+from ragen_jax.report.verdict import find_gain, judge, success_lost
 from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.fast
@@ -99,6 +99,49 @@ def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path
     assert named(tmp_path / "b", changes=changes, truncated=cut)[1] == ["truncation"]
     few = {40: Truncation(share=0.05, of_invalid=0.2)}
     assert named(tmp_path / "c", changes=changes, truncated=few)[1] == ["format"]
+
+
+def test_causes_leave_out_what_the_rows_lack(tmp_path):
+    """Rollouts of other trainers often have no valid_rate."""
+    without = {"rollout/valid_rate": None}
+    found = verdict(write_run(tmp_path / "a", changes=MI, levels=without))
+    _, _, figures = found.causes[0]
+    assert "closed reasoning 0." in figures and "nan" not in sentences.headline(found) + figures
+    changes = {"rollout/valid_think_rate": (30, 0.5, 10), "rollout/response_length": (30, 2.0, 10)}
+    roomy = {"rollout.max_new_tokens": 100}
+    run = write_run(tmp_path / "b", changes=changes, levels=without, fields=roomy)
+    cause, _, figures = verdict(run).causes[0]
+    assert cause.name == "format"
+    assert figures.startswith("closed reasoning 0.") and "nan" not in figures
+
+
+@pytest.mark.parametrize("steps, mean", [(20, ""), (40, "two"), (60, "three"), (80, "three")])
+def test_a_gain_has_the_same_digits_everywhere(tmp_path, steps, mean):
+    found = verdict(write_run(tmp_path / "run", steps=steps, success=(0.385, 0.416)))
+    ends = f"{found.gain.first:.3f} to {found.gain.last:.3f}"
+    assert f"from {ends}, ±" in sentences.headline(found)
+    run = read_run(tmp_path / "run")
+    html = sentences.top([run], [[found]], [[0]])
+    assert f"<span>{ends}{f', mean of the last {mean}' * bool(mean)}</span>" in html
+    html = sentences.top([run, run], [[found], [found]], [[0], [1]])
+    assert f"<td>{ends}</td>" in html
+
+
+def test_a_gain_needs_a_problem_with_two_evaluations():
+    nan = float("nan")
+    assert find_gain([[1.0, nan]]) is None and find_gain([[1.0, nan], [nan, 0.0]]) is None
+    assert find_gain([[0.0, nan], [1.0, 0.0]]).change == 1.0
+
+
+def test_a_mean_of_two_seeds_that_differ_has_no_interval(tmp_path):
+    runs = []
+    for seed, last in ((0, 0.1), (1, 0.9)):
+        folder = write_run(tmp_path / f"seed-{seed}", steps=20, seed=seed, success=(0.5, last))
+        runs.append(read_run(folder))
+    html = sentences.top(runs, [[judge(run, "", {})] for run in runs], [[0, 1]])
+    assert "over 2 seeds (too few seeds for an interval)" in html
+    html = sentences.top(runs[:1] * 2, [[judge(runs[0], "", {})]] * 2, [[0, 1]])
+    assert "over 2 seeds (95 % CI, Student's t)" in html
 
 
 @pytest.mark.medium
@@ -204,3 +247,28 @@ def test_each_environment_is_judged_by_itself(tmp_path):
     (shown,) = json.loads(data)["runs"]
     assert "collapse/countdown/first_turn/own_margin" in shown["bands"]
     assert shown["alarm"] == {"sokoban": [], "countdown": [list(x) for x in other.alarm]}
+
+
+def saved_turn(reply, *, valid=False, end="closed"):
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}]
+    fields = {"actions": [], "valid": valid, "reward": 0.0, "messages": messages, "end": end}
+    return fields | {"prompt_ids": [1], "sampled_ids": [2]}
+
+
+def test_the_card_shows_why_replies_are_invalid_with_an_example(tmp_path):
+    hostile = "<think>a</think><answer>Up</answer> and <script>alert(1)</script>"
+    replies = [hostile, hostile, "<think>never closed", "<think>b</think>Up"]
+    turns = [saved_turn(reply) for reply in replies]
+    turns += [saved_turn("<think>c", end="truncated"), saved_turn("fine", valid=True)]
+    record = {"seed": 1, "group": 0, "member": 0, "success": False, "kept": True}
+    records = [record | {"turns": [turn]} for turn in turns]
+    folder = write_run(tmp_path / "a", steps=40, episodes=[(20, records), (40, records)])
+    text = page.write_report([folder]).read_text()
+    assert (
+        "At step 40, 5 of 6 saved replies are not valid: 2 with text after &lt;/answer&gt;, "
+        "1 with unclosed reasoning, 1 without an answer, 1 cut off at rollout.max_new_tokens; for "
+        "example: &lt;think&gt;a&lt;/think&gt;&lt;answer&gt;Up&lt;/answer&gt; and &lt;script&gt;"
+    ) in text
+    most = [record | {"turns": [saved_turn("fine", valid=True)]}] * 6 + records
+    folder = write_run(tmp_path / "b", steps=40, episodes=[(40, most)])
+    assert "saved replies are not valid" not in page.write_report([folder]).read_text()

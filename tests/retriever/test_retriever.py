@@ -180,7 +180,7 @@ def test_an_index_is_whole_or_not_there(tmp_path, corpus):
     [
         ([], "expected build or serve, got ''"),
         (["run"], "expected build or serve, got 'run'"),
-        (["serve", "--port=x"], "flag --port=x"),
+        (["serve", "--port=x"], "--port is 'x'; it must be a whole number"),
         (["serve", "--nonsense"], "there is no flag --nonsense"),
         (["serve"], "serve needs --index"),
         (["build", "--index=x"], "build needs --corpus"),

@@ -31,7 +31,7 @@ from ragen_jax.rollout.env_calls import (
 )
 from ragen_jax.rollout.episode import PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
-from ragen_jax.run.training import Preemption, Stopped
+from ragen_jax.run.preemption import Preemption, Stopped
 
 SERIAL, TIMED = Limits(), Limits(time_limit=0.5, workers=3)
 
@@ -268,8 +268,8 @@ def test_a_signal_ends_the_run_and_not_an_episode(error):
 
 
 @pytest.mark.fast
-def test_a_signal_before_the_first_step_is_no_systemexit(capsys):
-    preemption = Preemption()
+def test_a_signal_before_the_first_step_is_no_systemexit(tmp_path, capsys):
+    preemption = Preemption(tmp_path)
     environment = Evil(
         Count(), "step", lambda: signal.raise_signal(signal.SIGTERM), lambda seed: True
     )

@@ -12,6 +12,7 @@ from episode_equality import assert_same_episode
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.envs.types import IMAGE, Observation
+from ragen_jax.model.attention import LEAST_PREFIX
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.template import PromptError
 from ragen_jax.model.tokenizer import SPECIAL
@@ -98,6 +99,30 @@ def test_a_stop_string_ends_replies_where_they_would_go_on(agent, served):
             assert transcript(chat, [], short)["end"] == "stop string"
         shorter += n < len(long.sampled)
     assert shorter >= 8
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("context, prompts", [("single_turn", 12), ("full", 3)])
+def test_the_system_message_is_read_once(agent, monkeypatch, context, prompts):
+    """Its keys and values are shared by all prompts, and no episode changes."""
+    rules = len(chat_of(agent, context, prompt="full").prefix_ids)
+    assert rules > LEAST_PREFIX
+    read = []
+
+    def spy(model, params, tokens_NP, *args, **keywords):
+        read.append(tokens_NP.size)
+        return sample.prefill(model, params, tokens_NP, *args, **keywords)
+
+    monkeypatch.setattr(play_file, "prefill", spy)
+    settings = dict(group_size=4, context=context, limits={"prompt": "full"})
+    shared, of_shared = play(agent, [7, 8, 9], **settings), sum(read)
+    read.clear()
+    monkeypatch.setattr(play_file, "LEAST_PREFIX", 10**6)
+    apart = play(agent, [7, 8, 9], **settings)
+    assert len(shared) == len(apart) == 12
+    for a, b in zip(shared, apart, strict=True):
+        assert_same(agent, a, b)
+    assert sum(read) - of_shared >= (prompts - 1) * (rules - 32)
 
 
 @pytest.mark.parametrize("context", ["single_turn", "full"])

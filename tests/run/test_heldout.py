@@ -9,7 +9,7 @@ import pytest
 
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
-from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
+from ragen_jax.diagnostics.intervals import effective_trials, pass_at_k, wilson_interval
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.run import heldout
@@ -51,14 +51,14 @@ def test_summary_by_hand(make_turn, make_episode):
         for member, (turns, success) in enumerate(members)
     ]
     metrics = summarise(episodes, samples=2, format_penalty=-1.0)
-    # Per problem 1, 1/2, 0: standard deviation 1/2. Returns 9, 7.5, 9, -1.5, -3, -1.5.
+    n = effective_trials(np.array([2, 1, 0]), np.full(3, 2))
+    # Returns 9, 7.5, 9, -1.5, -3, -1.5.
     assert metrics == pytest.approx(
         {
             "eval/success": 0.5,
-            # Variance of the problems' means 1/4, so 1/12 of the mean: 3 independent episodes.
             "eval/success_ci95": 1.959964
-            * math.sqrt(1 / 12 + 1.959964**2 / 36)
-            / (1 + 1.959964**2 / 3),
+            * math.sqrt(1 / (4 * n) + 1.959964**2 / (4 * n**2))
+            / (1 + 1.959964**2 / n),
             "eval/return": 19.5 / 6,
             "eval/valid_rate": 3 / 8,
             "eval/turns": 8 / 6,

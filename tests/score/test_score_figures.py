@@ -157,8 +157,9 @@ def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_pat
         expected = [step[key] for step in found["steps"]]
         assert run["figures"][key] == pytest.approx(expected, rel=1e-6), key
     first = found["steps"][-1]
-    said = f"own prompt in {first['collapse/first_turn/retrieval_acc']:.0%} of cases"
-    assert said in html and f"p = {first['collapse/first_turn/retrieval_p']:.3f}" in html
+    assert f"p = {first['collapse/first_turn/retrieval_p']:.3f}" in html
+    for line in ("of it is most likely under its own prompt", "2 steps are too few to judge"):
+        assert line in printed and line in html
     assert [matrix["step"] for matrix in data["matrices"]] == [0, 20]
     assert np.shape(data["matrices"][0]["values"]) == (12, GROUPS)
     assert data["saved"] == len(data["episodes"]) == 2 * len(rows)

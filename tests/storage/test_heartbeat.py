@@ -4,13 +4,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import types
 
 import pytest
 from cli_commands import ROOT, call
 
+import ragen_jax
+from ragen_jax import api, train
+from ragen_jax.configs import sokoban
 from ragen_jax.core import progress
+from ragen_jax.run import imitate
 from ragen_jax.storage import heartbeat
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import describe_stall
@@ -45,6 +50,15 @@ def test_a_counted_phase_shows_how_far_it_is(passing, capsys):
     progress.enter_phase("counting again", total=3)
     passing(0.4)
     assert capsys.readouterr().err.splitlines()[-1] == "counting again: 0 of 3"
+
+
+def test_seconds_are_those_of_the_whole_phase(passing, capsys):
+    progress.enter_phase("update 1")
+    since = progress.NOW.since
+    passing(2)
+    progress.enter_phase("update 2", since=since)
+    passing(1)
+    assert capsys.readouterr().err.splitlines()[-1] == "update 2: 3 s so far"
 
 
 @pytest.fixture
@@ -101,6 +115,38 @@ def test_signs_end_with_what_they_are_of(hasty, capsys):
     assert "starting" in capsys.readouterr().err
     time.sleep(0.5)
     assert capsys.readouterr().err == ""
+
+
+def test_a_heartbeat_within_another_is_the_same(hasty, capsys):
+    with heartbeat.heartbeat(), heartbeat.heartbeat():
+        progress.enter_phase("sleeping")
+        threads = [t for t in threading.enumerate() if "watch" in t.name]
+    assert len(threads) == 1 and progress.NOW.place == "sleeping"
+    with heartbeat.heartbeat():  # the next one begins anew
+        assert progress.NOW.place == "starting"
+
+
+def wait(*about, **settings):
+    time.sleep(1.0)
+    raise ValueError("done")
+
+
+@pytest.mark.parametrize("call", ["api.evaluate", "train.train", "tiny_model"])
+def test_functions_give_signs_of_life_as_the_commands_do(
+    call, tmp_path, monkeypatch, hasty, capsys
+):
+    config = sokoban.get_config()
+    monkeypatch.setattr(api, "restore_run", wait)
+    monkeypatch.setattr(imitate, "imitate", wait)
+    monkeypatch.setattr(train, "start", wait)
+    functions = {
+        "api.evaluate": lambda: ragen_jax.evaluate(tmp_path),
+        "train.train": lambda: train.train(config, tmp_path / "run"),
+        "tiny_model": lambda: imitate.tiny_model(config, tmp_path),
+    }
+    with pytest.raises(ValueError, match="done"):
+        functions[call]()
+    assert "starting" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -161,6 +161,76 @@ def test_rows_without_content_count(tmp_path, monkeypatch):
         read_files([str(path)])
 
 
+def test_one_child_checks_all_files_and_names_the_refused_one(tmp_path, monkeypatch):
+    started = []
+    popen = confined.subprocess.Popen
+    monkeypatch.setattr(
+        confined.subprocess,
+        "Popen",
+        lambda *words, **more: started.append(1) or popen(*words, **more),
+    )
+    for number in range(3):
+        row = {"prompt": f"1 + {number}", "response": "<think>two</think><answer>2</answer>"}
+        parquet.write_table(pa.Table.from_pylist([row]), tmp_path / f"{number}.parquet")
+    assert len(read_files([str(tmp_path)]).rows) == 3 and len(started) == 1
+    monkeypatch.setattr(limits, "MAX_FILE_BYTES", 1 << 20)
+    parquet.write_table(pa.table({"prompt": pa.nulls(100_000)}), tmp_path / "1.parquet")
+    with pytest.raises(ValueError, match=r"/1\.parquet: it decodes to more than 1,048,576 bytes"):
+        read_files([str(tmp_path)])
+
+
+def bad_cells():
+    """{kind: a column of three values, of which pyarrow cannot convert the second}."""
+    halves = pa.py_buffer(np.array([0, 1, 3, 4], np.int32).tobytes())
+    return {
+        "a date after 9999": pa.array([0, 2**30, 0], pa.date32()),
+        "nanoseconds": pa.array([0, 1, 0], pa.time64("ns")),
+        "bytes that are not UTF-8": pa.Array.from_buffers(
+            pa.string(), 3, [None, halves, pa.py_buffer(b"a\xff\xfeb")]
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_cells())
+def test_a_cell_that_cannot_be_converted_breaks_its_row_alone(kind, tmp_path):
+    path = tmp_path / "rows.parquet"
+    texts = {"prompt": ["a", "b", "c"], "response": ["1", "2", "3"]}
+    parquet.write_table(pa.table({**texts, "when": bad_cells()[kind]}), path)
+    found = read_files([str(path)])
+    assert len(found.rows) == 2
+    (broken,) = found.broken
+    assert broken.place == f"{path}:2" and broken.reason.startswith("field when of type "), broken
+
+
+@pytest.mark.parametrize("env", ["dataset", "countdown", "search_qa", "deepcoder"])
+def test_a_cell_of_a_data_set_that_cannot_be_converted_is_named(env, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fields = {  # the first gets the cell
+        "dataset": ("when", "prompt"),
+        "countdown": ("target", "nums"),
+        "search_qa": ("question", "answer"),
+        "deepcoder": ("problem", "tests"),
+    }[env]
+    (tmp_path / "rewarding.py").write_text("def reward(prompt, reply, row):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "rows.parquet"
+    columns = {name: ["[]", "b", "c"] for name in fields}
+    column = bad_cells()["nanoseconds" if env == "countdown" else "bytes that are not UTF-8"]
+    parquet.write_table(pa.table(columns | {fields[0]: column}), path)
+    words = [f"--config={env}", f"--config.env.options.path={path}"]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"contents": "two words"}\n')
+    words += {
+        "dataset": ["--config.env.options.reward=rewarding:reward"],
+        "countdown": [],
+        "search_qa": [f"--config.env.options.corpus={corpus}"],
+        "deepcoder": ["--config.env.options.language=python"],
+    }[env]
+    code, _, err = call("ragen_jax.check_data", *words)
+    assert code == 2 and err.count("\n") == 1, err
+    assert f"row 1 of {path}: field {fields[0]} of type {column.type} cannot be converted" in err
+
+
 # ------------------------------------------------------------------------------ tokenizers
 
 

@@ -201,6 +201,7 @@ def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
             log=tracked,
             checkpoints=Checkpoints(tmp_path / "checkpoints"),
             precompiler=SimpleNamespace(close=lambda: None),
+            preemption=SimpleNamespace(close=lambda: None),
         )
         parts.close = functools.partial(Run.close, parts)
         monkeypatch.setattr(train, "start", lambda *_, **__: (parts, None, None))

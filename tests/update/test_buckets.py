@@ -19,7 +19,9 @@ from ragen_jax.core.types import Batch
 from ragen_jax.model import lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.update import buckets, critic
+from ragen_jax.update import buckets, critic, optimize
+from ragen_jax.update.micro_batches import build_arrays
+from ragen_jax.update.pieces import Grouping, Piece, Sizes, Split, TokenRows
 from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
@@ -39,9 +41,13 @@ def episodes_of_a_step(rng, level, ends=0.0):
     return 300 + replies[:, 0] + (played * (60 + replies[:, 1:])).sum(1)
 
 
-def whole(minibatches, length_B, T, *, micro_batch):
-    """Replace `buckets.split_by_length`: every row has the batch's length, in the given order."""
-    return [[buckets.Piece(rows, T)] for rows in minibatches]
+def whole(minibatches, rows, grouping, *, alike=False):
+    """Replace `split_rows`: every row has the batch's length, in the given order."""
+    sizes = Sizes(T, grouping.shard_rows * T)
+    pieces = [[Piece(chosen, sizes)] for chosen in minibatches]
+    positions = sum(piece.positions(grouping) for cut in pieces for piece in cut)
+    real = sum(int(rows.count_B[chosen].sum()) for chosen in minibatches)
+    return Split(pieces, positions, real, real)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +136,9 @@ def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
     """Return the largest difference from the gradient of rows that are not split by length."""
     found, metrics = gradient(policy, mesh, who, loss)
     with monkeypatch.context() as patch:
-        patch.setattr(buckets, "split_by_length", whole)
+        patch.setattr(optimize, "split_rows", whole)
         expected, before = gradient(policy, mesh, who, loss)
-    for name in metrics.keys() - {"update/real_share"}:
+    for name in metrics.keys() - {"update/real_share", "update/positions"}:
         if name.endswith("fraction"):  # a token at the edge of a clip may be on either side of it
             continue
         assert metrics[name] == pytest.approx(before[name], rel=1e-5, abs=1e-6), name
@@ -173,44 +179,64 @@ def test_lengths_are_few_enough_and_hold_every_row():
     rng = np.random.default_rng(0)
     for _ in range(50):
         longest = rng.integers(1, 3000, rng.integers(1, 40))
-        T = length_bucket(longest.max()) if rng.random() < 0.7 else int(longest.max())
-        found = buckets.choose_bucket_lengths(longest, T)
-        assert 1 <= len(found) <= buckets.LENGTHS and list(found) == sorted(set(found.tolist()))
-        assert longest.max() <= found[-1] <= T
-        assert set(found.tolist()) <= {T, *map(length_bucket, longest)}
+        most = int(rng.choice([1, buckets.LENGTHS]))
+        found = buckets.choose_bucket_lengths(longest, most)
+        assert 1 <= len(found) <= most and list(found) == sorted(set(found.tolist()))
+        assert longest.max() <= found[-1]
+        assert set(found.tolist()) <= set(map(length_bucket, longest))
 
 
 def test_lengths_by_hand():
     # 40 micro-batches end at 100 and ten at 1,000: they are 112 and 1,024 positions wide.
-    assert buckets.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [
-        112,
-        1024,
-    ]
+    found = buckets.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10))
+    assert found.tolist() == [112, 1024]
     # Another length would save 1 of 100 positions.
-    assert buckets.choose_bucket_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
-    assert buckets.choose_bucket_lengths(np.array([3]), 5).tolist() == [5]
+    assert buckets.choose_bucket_lengths(np.array([1024] * 19 + [800])).tolist() == [1024]
+    assert buckets.choose_bucket_lengths(np.array([3])).tolist() == [8]
 
 
-def test_a_cut_by_hand():
-    length_B = np.array([10, 30, 9, 31, 12])
-    first, second = buckets.split_by_length(
-        [np.array([0, 1, 2]), np.array([3, 4])], length_B, 32, micro_batch=2
-    )
-    # Sorted by length, the first minibatch is 30, 10 | 9 and the second 31, 12.
-    assert [(piece.rows.tolist(), piece.length) for piece in first] == [([1, 0], 32), ([2], 16)]
-    assert [(piece.rows.tolist(), piece.length) for piece in second] == [([3, 4], 32)]
+def rows_of_lengths(length_B, *, sampled=1):
+    """Return rows of different tokens whose last tokens are needed."""
+    position, last = np.arange(max(length_B)), np.array(length_B)[:, None]
+    tokens_BT = np.arange(last.size)[:, None] * len(position) + position
+    read_BT = (position < last) & (position >= last - sampled) & (position > 0)
+    return TokenRows(tokens_BT.astype(np.int32), read_BT)
+
+
+def test_a_split_by_hand():
+    rows, grouping = rows_of_lengths([11, 31, 10, 32, 13], sampled=4), Grouping(2, 1, 6, "xla")
+    split = buckets.split_by_length([np.array([0, 1, 2]), np.array([3, 4])], rows, grouping)
+    # Sorted by length, the first minibatch reads 30, 10 | 9 positions and the second 31, 12. Two
+    # rows have at most 8 predictions, of 2 x 32 and 2 x 16 positions.
+    found = [[(piece.rows.tolist(), piece.sizes) for piece in cut] for cut in split.pieces]
+    long, short = Sizes(32, 8), Sizes(16, 4)
+    assert found == [[([1, 0], long), ([2], short)], [([3, 4], long)]]
     # Two micro-batches of 2 x 32 positions, one of 2 x 16.
-    share = buckets.token_efficiency([first, second], length_B, micro_batch=2)
-    assert share == length_B.sum() / (2 * 64 + 32)
-    assert buckets.split_by_length([], length_B, 32, micro_batch=2) == []
-    assert np.isnan(buckets.token_efficiency([], length_B, micro_batch=2))
+    assert (
+        split.positions == 2 * 64 + 32 and split.token_efficiency == (30 + 10 + 9 + 31 + 12) / 160
+    )
+    assert split.shared == 0
+    none = buckets.split_by_length([], rows, grouping)
+    assert none.pieces == [] and np.isnan(none.token_efficiency)
 
 
-def test_rows_end_with_their_last_sampled_token():
-    batch, _ = make_rows()
-    mask = np.zeros((3, 6), np.float32)
-    mask[0, 2:4] = mask[0, 5] = mask[1, 1] = 1
-    assert buckets.row_lengths(batch.replace(mask_BT=mask)).tolist() == [6, 2, 0]
+def test_some_rows_of_a_piece_have_its_shapes():
+    """A pass over some rows of a step runs the programs of a pass over all rows."""
+    rng = np.random.default_rng(0)
+    read_BT = (rng.random((12, 40)) < 0.5) & (np.arange(40) > 0)
+    rows, grouping = TokenRows(np.zeros((12, 40), np.int32), read_BT), Grouping(4, 2, 12, "xla")
+    ((piece, *_),) = buckets.split_by_length([np.arange(12)], rows, grouping).pieces
+    for chosen in ([0, 5, 7], [3], range(12)):
+        some = piece.of_rows(np.array(chosen))
+        built = build_arrays(some, rows, grouping)
+        assert built.packed.source_PE.shape == (3, 2, piece.sizes.reads)
+        assert built.count == -(-len(some.rows) // 4)
+
+
+def test_rows_are_read_up_to_the_token_before_the_last_needed():
+    read_BT = np.zeros((3, 6), bool)
+    read_BT[0, 2:4] = read_BT[0, 5] = read_BT[1, 1] = True
+    assert TokenRows(np.zeros((3, 6), np.int32), read_BT).count_B.tolist() == [5, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -220,18 +246,17 @@ def test_rows_end_with_their_last_sampled_token():
 def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, least, most):
     """200 steps whose replies grow and shrink: check the lengths in use and the token
     efficiency."""
-    rng = np.random.default_rng(0)
-    met, shares, before = set(), [], []
+    rng, grouping = np.random.default_rng(0), Grouping(4, 1, 32, "xla")
+    found, shares, before = set(), [], []
     for step in range(200):
         length_B = episodes_of_a_step(rng, 1 + 0.3 * np.sin(step / 30), ends)
-        T = length_bucket(length_B.max())
         minibatches = np.array_split(rng.permutation(128), 4)
-        cuts = buckets.split_by_length(minibatches, length_B, T, micro_batch=4)
-        lengths = {piece.length for pieces in cuts for piece in pieces}
+        split = buckets.split_by_length(minibatches, rows_of_lengths(length_B), grouping)
+        lengths = {piece.sizes.length for pieces in split.pieces for piece in pieces}
         assert len(lengths) <= 8
-        met |= lengths
-        shares.append(buckets.token_efficiency(cuts, length_B, micro_batch=4))
-        before.append(length_B.sum() / (128 * T))
+        found |= lengths
+        shares.append(split.token_efficiency)
+        before.append(length_B.sum() / (128 * length_bucket(length_B.max())))
     assert padded[0] < np.mean(before) < padded[1]  # efficiency of one length per step
     assert np.mean(shares) >= least
-    assert len(met) <= most, sorted(met)
+    assert len(found) <= most, sorted(found)

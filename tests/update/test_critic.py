@@ -6,13 +6,17 @@ import numpy as np
 import optax
 import pytest
 from one_call_updates import update_critic
+from shared_rows import one_micro_batch
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
 from ragen_jax.model import lora
+from ragen_jax.model.likelihood import unpack
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import critic
+from ragen_jax.update.optimize import MinibatchLayout
 from ragen_jax.update.passes import over_rows, values
+from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import ForwardContext
 
 V, T, D = 30, 10, 32
@@ -75,17 +79,24 @@ def run(policy, mesh, state, batch, value, target, *, optimizer, frozen=None, **
     return update_critic(policy[0], optimizer, LOSS, state, *arrays, **(settings | changes))
 
 
+def token_values(model, params, tokens_BT, frozen=None):
+    """Return the value before each token, [B, T]; entry 0 is 0."""
+    packed, entry_BW = one_micro_batch(tokens_BT)
+    values_BW = unpack(critic.packed_values(model, params, packed, frozen), entry_BW)
+    return np.asarray(values_BW)[:, : tokens_BT.shape[1]]
+
+
 def test_a_value_is_of_the_tokens_before(policy, mesh):
     state = make_critic(policy, mesh, optax.sgd(1.0))
     batch, _, _ = make_rows(3)
-    found = np.asarray(critic.token_values(policy[0], state.params, batch.tokens_BT))
+    found = token_values(policy[0], state.params, batch.tokens_BT)
     hidden, _ = policy[0].apply({"params": policy[1]}, jnp.asarray(batch.tokens_BT))
     want = np.asarray(hidden @ state.params["value"])
     assert not found[:, 0].any()
     np.testing.assert_allclose(found[:, 1:], want[:, :-1], atol=1e-5)
     changed = batch.tokens_BT.copy()
     changed[:, 5] = (changed[:, 5] + 1) % V
-    other = np.asarray(critic.token_values(policy[0], state.params, changed))
+    other = token_values(policy[0], state.params, changed)
     np.testing.assert_allclose(other[:, :6], found[:, :6], atol=1e-6)
     assert np.abs(other[:, 6] - found[:, 6]).min() > 1e-6
 
@@ -94,7 +105,7 @@ def test_a_fresh_critic_says_nothing_and_needs_no_output_head(policy, mesh):
     state = critic.init_critic(critic.backbone_of(policy[1]), D, optax.adam(1e-3), mesh)
     assert "head" in policy[1] and "head" not in state.params["backbone"]
     batch, _, _ = make_rows(2)
-    assert not np.asarray(critic.token_values(policy[0], state.params, batch.tokens_BT)).any()
+    assert not token_values(policy[0], state.params, batch.tokens_BT).any()
 
 
 def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh):
@@ -129,7 +140,7 @@ def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh
             minibatch_rows=minibatch_rows,
         )
         for x, y in zip(jax.tree.leaves(found.params), jax.tree.leaves(other.params), strict=True):
-            np.testing.assert_allclose(x, y, atol=1e-6)
+            np.testing.assert_allclose(x, y, atol=2e-6)
 
 
 def test_it_learns_what_it_is_told(policy, mesh):
@@ -138,9 +149,9 @@ def test_it_learns_what_it_is_told(policy, mesh):
     batch, _, _ = make_rows(6)
     target = np.where(np.arange(6) % 2, 1.0, -1.0)[:, None] * np.ones((6, T), np.float32)
     rows = np.arange(6)
-    where = dict(mesh=mesh, micro_batch=3, size=6)
+    layout = MinibatchLayout(mesh, 1, 3, 6)
     for _ in range(40):
-        (value,) = over_rows(values, policy[0], state.params, batch, rows, None, **where)
+        (value,) = over_rows(values, policy[0], state.params, token_rows(batch), rows, None, layout)
         state, metrics = run(policy, mesh, state, batch, value, target, optimizer=optimizer)
     assert metrics["critic/explained_variance"] > 0.9
 
@@ -154,8 +165,8 @@ def test_adapters_on_a_frozen_base(policy, mesh):
     state = state.replace(params=state.params | {"value": jnp.ones(D)})
     frozen = ForwardContext(params, np.float32(2.0))
     batch, value, target = make_rows(4)
-    found = critic.token_values(model, state.params, batch.tokens_BT, frozen)
-    whole = critic.token_values(model, {"backbone": params, "value": jnp.ones(D)}, batch.tokens_BT)
+    found = token_values(model, state.params, batch.tokens_BT, frozen)
+    whole = token_values(model, {"backbone": params, "value": jnp.ones(D)}, batch.tokens_BT)
     np.testing.assert_allclose(found, whole, atol=1e-5)  # new adapters change nothing
     after, _ = run(policy, mesh, state, batch, value, target, optimizer=optimizer, frozen=frozen)
     assert jax.tree.structure(after.params) == jax.tree.structure(state.params)

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from shared_rows import NEVER, trees
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.update import optimize
 from ragen_jax.update.optimize import MinibatchLayout, ParamTransform
+from ragen_jax.update.pieces import Piece, Sizes, TokenRows
 from ragen_jax.update.state import CriticState
 
 pytestmark = pytest.mark.fast
@@ -140,40 +142,54 @@ def test_only_a_single_micro_batch_on_one_device_starts_from_nothing(mesh):
 
 
 def test_micro_batches_by_hand(mesh):
-    arrays = {"x": np.arange(10).reshape(5, 2), "row": np.arange(5.0)}
-    place = dict(mesh=mesh, micro_batch=2, size=6)
-    placed, count = optimize.micro_batches(arrays, np.array([4, 0, 2]), **place)
-    x_AMT = [[[8, 9], [0, 1]], [[4, 5], [0, 0]], [[0, 0], [0, 0]]]
-    np.testing.assert_array_equal(placed["x"], x_AMT)
-    np.testing.assert_array_equal(placed["row"], [[4, 0], [2, 0], [0, 0]])
-    assert count == 2 and count.dtype == np.int32
-    assert optimize.micro_batches(arrays, np.array([], int), **place)[1] == 0
+    """Rows 4, 0 and 2 of two tokens in micro-batches of two rows; the second tokens are needed."""
+    x_BT = np.arange(10).reshape(5, 2)
+    rows = TokenRows(x_BT.astype(np.int32), np.array([[False, True]] * 5))
+    layout = MinibatchLayout(mesh, 1, 2, minibatch_rows=6)
+    piece = Piece(np.array([4, 0, 2]), Sizes(length=1, reads=2))
+    placed, count = optimize.micro_batches(piece, rows, layout, {"x": x_BT})
+    np.testing.assert_array_equal(placed["x"], [[[8, 9], [0, 1]], [[4, 5], [0, 0]], [[0, 0]] * 2])
+    packed = placed["packed"]
+    np.testing.assert_array_equal(packed.tokens_BL, [[[8], [0]], [[4], [0]], [[0], [0]]])
+    np.testing.assert_array_equal(packed.source_PE, [[[0, 1]], [[0, 0]], [[0, 0]]])
+    np.testing.assert_array_equal(packed.target_PE, [[[9, 1]], [[5, 0]], [[0, 0]]])
+    none = [-1, -1]
+    np.testing.assert_array_equal(
+        placed["entry"], [[[-1, 0], [-1, 1]], [[-1, 0], none], [none] * 2]
+    )
+    assert packed.tree is None and count == 2 and count.dtype == np.int32
+    empty = dataclasses.replace(piece, rows=np.array([], int))
+    assert optimize.micro_batches(empty, rows, layout, {"x": x_BT})[1] == 0
 
 
 T = 24
-LENGTH_B = np.array([3, 20, 5, 24, 2, 8, 17, 4])  # tokens per row; padded to 8 or 24
+LENGTH_B = np.array([3, 20, 5, 24, 2, 9, 17, 4])  # a pass reads all but the last: 8 or 24
 
 
 def make_plan(mesh, rows=range(8), *, minibatches=2, micro_batch=2, seed=0, **changes):
-    """Plan rows in which row b has x = b + 1 on its first LENGTH_B[b] tokens, which the loss
-    includes."""
-    mask_BT = (np.arange(T) < LENGTH_B[:, None]).astype(np.float32)
+    """Plan rows in which row b has x = b + 1 on its first LENGTH_B[b] tokens, of which the loss
+    includes all but the first."""
+    position = np.arange(T)
+    mask_BT = ((position > 0) & (position < LENGTH_B[:, None])).astype(np.float32)
     arrays = {"x": (1.0 + np.arange(8, dtype=np.float32))[:, None] * mask_BT, "mask": mask_BT}
+    tokens_BT = 100 * np.arange(8, dtype=np.int32)[:, None] + np.arange(T, dtype=np.int32)
+    tokens = TokenRows(tokens_BT, mask_BT > 0)
     layout = MinibatchLayout(mesh, minibatches, micro_batch, minibatch_rows=8)
     settings = dict(aggregation="token-mean", norm_length=T) | changes
     rng = np.random.default_rng(seed)
-    return optimize.plan_minibatches(
-        arrays, np.array([*rows], int), LENGTH_B, layout, rng=rng, **settings
-    )
+    with trees(NEVER):
+        return optimize.plan_minibatches(
+            tokens, arrays, np.array([*rows], int), layout, rng=rng, **settings
+        )
 
 
 def rows_of(plan):
-    return [sorted(int(row) for piece in cut for row in piece.rows) for cut in plan.cuts]
+    return [sorted(int(row) for piece in cut for row in piece.rows) for cut in plan.split.pieces]
 
 
-def test_the_size_of_a_minibatch_is_whole_micro_batches(mesh):
-    sizes = [MinibatchLayout(mesh, 1, micro, rows).size for rows, micro in ((7, 3), (6, 3), (1, 4))]
-    assert sizes == [9, 6, 4]
+def test_a_minibatch_is_whole_micro_batches(mesh):
+    layouts = [MinibatchLayout(mesh, 1, micro, rows) for rows, micro in ((7, 3), (6, 3), (1, 4))]
+    assert [layout.grouping.micro_batches for layout in layouts] == [3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +200,7 @@ def test_fewer_rows_make_smaller_minibatches_not_fewer_updates(mesh, rows, sizes
     plan = make_plan(mesh, rows, minibatches=3)
     assert list(map(len, rows_of(plan))) == sizes
     assert sorted(sum(rows_of(plan), [])) == sorted(rows)  # each row appears once
-    assert np.isnan(plan.real_share) == (not sizes)
+    assert np.isnan(plan.split.token_efficiency) == (not sizes)
 
 
 def test_the_generator_alone_decides_the_order(mesh):
@@ -199,7 +215,7 @@ def test_weights_are_of_the_whole_minibatch(mesh, aggregation):
     plan = make_plan(mesh, aggregation=aggregation)
     lengths = set()
     for rows, pieces in zip(rows_of(plan), plan.minibatches(), strict=True):
-        tokens = LENGTH_B[rows].sum()
+        tokens = (LENGTH_B[rows] - 1).sum()
         weight = 1 / tokens if aggregation == "token-mean" else 1 / len(rows)
         seen = 0
         for arrays, count in pieces:
@@ -210,7 +226,7 @@ def test_weights_are_of_the_whole_minibatch(mesh, aggregation):
             np.testing.assert_allclose(np.asarray(arrays["weights"].mean_BT)[mask], 1 / tokens)
             seen += mask.sum()
         assert seen == tokens
-    assert lengths == {8, 24}
+    assert lengths == {9, 25}
 
 
 # ------------------------------------------------------------------------------ updates
@@ -232,7 +248,7 @@ def gradient_of(scale=1.0):
 
 
 def mean_x(rows):
-    return np.average(1.0 + np.array(rows), weights=LENGTH_B[rows])
+    return np.average(1.0 + np.array(rows), weights=LENGTH_B[rows] - 1)
 
 
 def start_at(kernel):
@@ -255,7 +271,7 @@ def test_updates_by_hand(mesh, micro_batch):
         [2 * first, (2 - 0.5 * first) * second], rel=1e-5
     )
     rows = rows_of(plan)
-    assert [x["tokens"] for x in history] == [LENGTH_B[x].sum() for x in rows]
+    assert [x["tokens"] for x in history] == [(LENGTH_B[x] - 1).sum() for x in rows]
     assert [x["largest"] for x in history] == [1 + max(x) for x in rows]
     assert [x["learning_rate"] for x in history] == [0.5, 0.25]
     assert [x["grad_norm"] for x in history] == pytest.approx([first, second], rel=1e-5)
@@ -264,7 +280,7 @@ def test_updates_by_hand(mesh, micro_batch):
 def test_a_skipped_minibatch_leaves_the_others(mesh):
     plan = make_plan(mesh)
     first, second = rows_of(plan)
-    plan.arrays["x"][first[0], 0] = np.inf
+    plan.arrays["x"][first[0], 1] = np.inf
     state, history = optimize.run_updates(gradient_of(), optax.sgd(1.0), start_at(2.0), plan, RATES)
     assert [x["skipped"] for x in history] == [1, 0]
     assert float(state.params["kernel"]) == pytest.approx(2 - 0.25 * mean_x(second), rel=1e-5)

@@ -6,19 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared_rows import ALWAYS, NEVER, trees
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
-from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.likelihood import PackedRows, token_logps, token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import critic, passes, reading
 from ragen_jax.update.optimize import MinibatchLayout, plan_minibatches
+from ragen_jax.update.pieces import token_rows
 
 pytestmark = pytest.mark.fast
 
 V, T = 20, 24
-LENGTH_B = np.array([20, 4, 8, 23, 6, 2, 0])  # pads to 8 or 24; the last row is padding
-PADDED_B = np.array([24, 8, 8, 24, 8, 8, 0])
+LENGTH_B = np.array([20, 4, 9, 23, 6, 2, 0])  # all but the last token: padded to 8 or 24
+PADDED_B = np.array([24, 8, 8, 24, 8, 8, 0])  # the last row is padding
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,10 @@ def batch():
     )
 
 
-def scaled_and_length(model, params, tokens_BT, extra):
+def scaled_and_length(model, params, rows, extra):
     """Return tokens times `params` times `extra`, and the padded length that the pass reads."""
-    scaled_BT = params * extra * tokens_BT.astype(jnp.float32)
-    return scaled_BT, jnp.full(tokens_BT.shape, float(tokens_BT.shape[1]))
+    scaled_PE = params * extra * rows.target_PE.astype(jnp.float32)
+    return scaled_PE, jnp.full(scaled_PE.shape, float(rows.tokens_BL.shape[-1]))
 
 
 def read(batch, mesh, rows, *, micro_batch=2, size=8, extra=0.5):
@@ -56,23 +58,35 @@ def read(batch, mesh, rows, *, micro_batch=2, size=8, extra=0.5):
         scaled_and_length,
         "no model",
         np.float32(3.0),
-        batch,
+        token_rows(batch),
         np.array(rows, int),
         np.float32(extra),
-        mesh=mesh,
-        micro_batch=micro_batch,
-        size=size,
+        MinibatchLayout(mesh, 1, micro_batch, size),
     )
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [3, 1], [5], [0, 3]])
 def test_chosen_rows_are_read_at_their_padded_length(batch, mesh, rows):
-    scaled_BT, length_BT = read(batch, mesh, rows)
-    chosen = np.isin(np.arange(7), rows)[:, None]
-    np.testing.assert_array_equal(scaled_BT, 1.5 * batch.tokens_BT * chosen)
-    read_BT = chosen & (np.arange(T) < PADDED_B[:, None])
-    np.testing.assert_array_equal(length_BT, PADDED_B[:, None] * read_BT)
+    with trees(NEVER):
+        scaled_BT, length_BT = read(batch, mesh, rows)
+    needed_BT = (batch.mask_BT > 0) & np.isin(np.arange(7), rows)[:, None]
+    np.testing.assert_array_equal(scaled_BT, 1.5 * batch.tokens_BT * needed_BT)
+    np.testing.assert_array_equal(length_BT, PADDED_B[:, None] * needed_BT)
     assert scaled_BT.dtype == length_BT.dtype == np.float32
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [3, 1], [5], []])
+def test_trees_hold_what_rows_hold(batch, mesh, rows):
+    """Rows 1 to 5 begin like row 0. Only what the pass was asked for is returned."""
+    tokens_BT = np.where(batch.mask_BT > 0, batch.tokens_BT[:1], 0)
+    shared = batch.replace(tokens_BT=tokens_BT.astype(np.int32))
+    with trees(NEVER):
+        expected_BT, _ = read(shared, mesh, rows)
+    with trees(ALWAYS):
+        found_BT, length_BT = read(shared, mesh, rows)
+    np.testing.assert_array_equal(found_BT, expected_BT)
+    # Eighths of the positions of two rows of 24, in whole blocks of 8.
+    assert set(length_BT[length_BT > 0]) <= {48.0, 40.0, 24.0, 16.0}
 
 
 def test_no_rows_are_zeros_of_every_result(batch, mesh):
@@ -91,17 +105,19 @@ def test_micro_batches_and_sizes_change_no_row(batch, mesh):
 def test_steps_share_a_program_per_length(batch, mesh):
     """The program does not depend on the selected rows or on `extra`."""
     before = passes.read_micro_batches._cache_size()
-    for rows, extra in ((range(6), 0.1), ([0, 1], 0.2), ([3, 4, 5], 0.3), ([2], 0.4)):
-        read(batch, mesh, rows, micro_batch=4, size=12, extra=extra)
+    with trees(NEVER):
+        for rows, extra in ((range(6), 0.1), ([0, 1], 0.2), ([3, 4, 5], 0.3), ([2], 0.4)):
+            read(batch, mesh, rows, micro_batch=4, size=12, extra=extra)
     assert passes.read_micro_batches._cache_size() == before + 2
 
 
 def test_micro_batches_without_rows_are_not_read():
-    tokens_AML = jnp.ones((3, 2, 4), jnp.int32)
+    reads_APE = jnp.ones((3, 1, 5), jnp.int32)
+    packed = PackedRows(jnp.ones((3, 2, 4), jnp.int32), reads_APE, reads_APE)
     scaled, _ = reading.read_micro_batches(
-        scaled_and_length, "no model", np.float32(2), tokens_AML, jnp.int32(2), np.float32(1)
+        scaled_and_length, "no model", np.float32(2), packed, jnp.int32(2), np.float32(1)
     )
-    np.testing.assert_array_equal(scaled, 2.0 * np.array([1, 1, 0])[:, None, None] * tokens_AML)
+    np.testing.assert_array_equal(scaled, 2.0 * np.array([1, 1, 0])[:, None, None] * reads_APE)
 
 
 # ------------------------------------------------------------------------------ with a model
@@ -116,38 +132,47 @@ def policy():
 
 
 @pytest.mark.medium
-def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy):
-    """Shorter padding changes no token's log-prob, entropy or value."""
+@pytest.mark.parametrize("form", [NEVER, ALWAYS])
+def test_passes_of_a_model_are_those_of_whole_rows(batch, mesh, policy, form):
+    """Neither padding nor trees change a token's log-prob, entropy or value."""
     model, params = policy
-    settings = dict(mesh=mesh, micro_batch=2, size=6)
+    if form == ALWAYS:
+        tokens_BT = np.where(batch.mask_BT > 0, batch.tokens_BT[:1], batch.tokens_BT)
+        batch = batch.replace(tokens_BT=tokens_BT.astype(np.int32))
+    layout = MinibatchLayout(mesh, 1, 2, 6)
     rows, inside_BT = np.arange(6), batch.mask_BT > 0
-    logp_BT, _ = passes.over_rows(
-        passes.statistics, model, params, batch, rows, np.float32(0.7), **settings
-    )
-    expected_BT = token_logps(model, params, batch.tokens_BT, temperature=0.7)
-    np.testing.assert_allclose(logp_BT[inside_BT], expected_BT[inside_BT], atol=1e-5)
-    some = np.array([3, 1, 5])  # bit-identical for any selection of other rows
-    again_BT, _ = passes.over_rows(
-        passes.statistics, model, params, batch, some, np.float32(0.7), **settings
-    )
+    with trees(form):
+        logp_BT, entropy_BT = passes.over_rows(
+            passes.statistics, model, params, token_rows(batch), rows, np.float32(0.7), layout
+        )
+        some = np.array([3, 1, 5])  # bit-identical for any selection of other rows
+        again_BT, _ = passes.over_rows(
+            passes.statistics, model, params, token_rows(batch), some, np.float32(0.7), layout
+        )
+        chosen = np.array([1, 2, 4, 5])
+        value = {"backbone": critic.backbone_of(params), "value": np.arange(16, dtype=np.float32)}
+        (value_BT,) = passes.over_rows(
+            passes.values, model, value, token_rows(batch), chosen, None, layout
+        )
+    expected = token_statistics(model, params, batch.tokens_BT, temperature=0.7)
+    for found_BT, expected_BT in zip((logp_BT, entropy_BT), expected, strict=True):
+        np.testing.assert_allclose(found_BT[inside_BT], expected_BT[inside_BT], atol=1e-5)
     np.testing.assert_array_equal(again_BT[some], logp_BT[some])
-    rows = np.array([1, 2, 4, 5])
-    value = {"backbone": critic.backbone_of(params), "value": np.arange(16, dtype=np.float32)}
-    (value_BT,) = passes.over_rows(passes.values, model, value, batch, rows, None, **settings)
-    expected_BT = critic.token_values(model, value, batch.tokens_BT)
-    inside_BT = inside_BT & np.isin(np.arange(7), rows)[:, None]
-    np.testing.assert_allclose(value_BT[inside_BT], expected_BT[inside_BT], atol=1e-4)
+    assert not again_BT[[0, 2, 4]].any()
+    hidden_BTD, _ = model.apply({"params": params}, batch.tokens_BT)
+    expected_BT = np.pad((hidden_BTD @ value["value"])[:, :-1], ((0, 0), (1, 0)))
+    inside_BT = inside_BT & np.isin(np.arange(7), chosen)[:, None]
+    np.testing.assert_allclose(value_BT, expected_BT * inside_BT, atol=1e-4)
 
 
 @pytest.mark.medium
 def test_old_logps_of_later_minibatches_are_read_again(batch, mesh, policy):
     """The first minibatch keeps the sampler's log-probs of -1.5."""
     model, params = policy
-    arrays = {"tokens": batch.tokens_BT, "logp": batch.logp_BT, "mask": batch.mask_BT}
     plan = plan_minibatches(
-        arrays,
+        token_rows(batch),
+        {"logp": batch.logp_BT, "mask": batch.mask_BT},
         np.arange(6),
-        LENGTH_B,
         MinibatchLayout(mesh, minibatches=2, micro_batch=2, minibatch_rows=6),
         rng=np.random.default_rng(0),
         aggregation="token-mean",
@@ -155,7 +180,7 @@ def test_old_logps_of_later_minibatches_are_read_again(batch, mesh, policy):
     )
     found = reading.minibatch_logps(plan, model, params, temperature=0.7)
     first, later = (
-        np.concatenate([piece.rows for piece in pieces]).tolist() for pieces in plan.cuts
+        np.concatenate([piece.rows for piece in pieces]).tolist() for pieces in plan.split.pieces
     )
     assert sorted(first + later) == [0, 1, 2, 3, 4, 5]
     np.testing.assert_array_equal(found.arrays["logp"][first], batch.logp_BT[first])

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 from one_call_updates import update_policy
-from random_rows import LOSS, T, V, random_batch
+from random_rows import LOSS, V, random_batch
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core.sharding import make_mesh
@@ -17,8 +17,10 @@ from ragen_jax.model import likelihood
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update import buckets, optimize
+from ragen_jax.update import optimize
+from ragen_jax.update.micro_batches import split_rows
 from ragen_jax.update.optimize import micro_batches
+from ragen_jax.update.pieces import Grouping, token_rows
 from ragen_jax.update.policy import init_state, policy_gradient
 
 
@@ -77,10 +79,10 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
 def pieces_of(batch, *, minibatches):
     """Return the pieces that `run` splits a batch into."""
     rows = np.random.default_rng(0).permutation(len(batch.weight_B))
-    cuts = buckets.split_by_length(
-        np.array_split(rows, minibatches), buckets.row_lengths(batch), T, micro_batch=2
+    split = split_rows(
+        np.array_split(rows, minibatches), token_rows(batch), Grouping(2, 1, len(rows), "xla")
     )
-    return [piece for pieces in cuts for piece in pieces]
+    return [piece for pieces in split.pieces for piece in pieces]
 
 
 def largest_difference(a, b):
@@ -135,7 +137,7 @@ def test_a_state_starts_at_the_first_problem(policy, mesh):
 @pytest.mark.slow
 def test_all_updates_share_the_programs_of_their_lengths(policy, mesh):
     batch, advantage = make_rows(policy, 8)
-    lengths = {piece.length for piece in pieces_of(batch, minibatches=4)}
+    lengths = {piece.sizes for piece in pieces_of(batch, minibatches=4)}
     model, params = policy
     policy = model, jax.device_put(params, param_shardings(model, mesh))  # the layout of hf.load
     optimizer = optax.adam(1e-3)  # not shared with other tests
@@ -162,7 +164,7 @@ def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
             minibatch_rows=minibatch_rows,
         )
         assert largest_difference(one, other) < 1e-6
-        for name in metrics.keys() - {"update/real_share"}:
+        for name in metrics.keys() - {"update/real_share", "update/positions", "update/shared"}:
             value = metrics[name]
             assert again[name] == pytest.approx(value, abs=1e-5), name
 
@@ -231,9 +233,9 @@ def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
     batch, advantage = make_rows(policy, 11)
     seen = []
 
-    def spy(arrays, rows, **settings):
-        seen.append(rows.tolist())
-        return micro_batches(arrays, rows, **settings)
+    def spy(piece, *args):
+        seen.append(piece.rows.tolist())
+        return micro_batches(piece, *args)
 
     monkeypatch.setattr(optimize, "micro_batches", spy)
     _, metrics = run(policy, mesh, batch, advantage, minibatches=3)
@@ -300,11 +302,13 @@ def test_memory_does_not_grow_with_the_vocabulary():
     def temporary_bytes(vocab_size):
         model = Qwen(ModelConfig(vocab_size, width, 1, 1, 1, width, 8))
         params = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-        shape = (1, rows, length)
+        shape, reads = (1, rows, length + 1), jax.ShapeDtypeStruct((1, 1, rows * length), "int32")
         pieces = {
             name: jax.ShapeDtypeStruct(shape, dtype)
-            for name, dtype in dict(tokens="int32", logp="f4", advantage="f4", mask="f4").items()
+            for name, dtype in dict(entry="int32", logp="f4", advantage="f4", mask="f4").items()
         }
+        tokens = jax.ShapeDtypeStruct((1, rows, length), "int32")
+        pieces["packed"] = likelihood.PackedRows(tokens, reads, reads)
         pieces["weights"] = Weights(pieces["mask"], pieces["mask"])
         loss = dataclasses.replace(LOSS, kl_coef=0.0)
         count, factor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), "f4")

@@ -93,23 +93,43 @@ def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) 
     )
 
 
-def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = None) -> jax.Array:
+def token_positions(
+    params: Params,
+    tokens_BT: Array,
+    start_B: Array | None = None,
+    *,
+    end_BT: Array | None = None,
+) -> jax.Array:
     """Return the position ids of new tokens: int32 [B, T], or [3, B, T] with an image table.
 
     Args:
       params: parameters, including the table of the images that the tokens show, if any.
       start_B: position of the first token of each row; None: 0.
+      end_BT: `attention.Tree.end_BT` of rows that are packed trees: a position then continues those
+        of its path; None: the position before it.
     """
     B, T = tokens_BT.shape
     first_B1 = (jnp.zeros(B, jnp.int32) if start_B is None else jnp.asarray(start_B))[:, None]
     images = of_params(params)
-    if images is None:
+    if images is None and end_BT is None:
         return first_B1 + jnp.arange(T)
-    index_BT, is_image_BT = _find(tokens_BT, images)
-    step_BT = _steps(images, index_BT, is_image_BT)
+    step_BT = jnp.ones((B, T), jnp.int32)
+    if images is not None:
+        index_BT, is_image_BT = _find(tokens_BT, images)
+        step_BT = _steps(images, index_BT, is_image_BT)
     base_BT = first_B1 + jnp.cumsum(step_BT, axis=1, dtype=jnp.int32) - step_BT
+    if end_BT is not None:
+        base_BT = base_BT - jax.vmap(_steps_of_ended_branches)(step_BT, jnp.asarray(end_BT))
+    if images is None:
+        return base_BT
     place_BT2 = jnp.where(is_image_BT[..., None], jnp.asarray(images.place_I2)[index_BT], 0)
     return base_BT + jnp.stack([jnp.zeros_like(base_BT), *jnp.moveaxis(place_BT2, -1, 0)])
+
+
+def _steps_of_ended_branches(step_T: jax.Array, end_T: jax.Array) -> jax.Array:
+    """Return the sum of the steps before each position that are not on its path."""
+    T = len(step_T)
+    return jnp.cumsum(jnp.zeros(T + 1, jnp.int32).at[end_T].add(step_T)[:T])
 
 
 def next_positions(

@@ -37,6 +37,16 @@
 
   // ------------------------------------------------------------------------- curves
 
+  const WINDOW = 9; // number of values of a running mean
+  function smoothed(values) { // centred; null where there is no value
+    const at = values.flatMap((value, i) => (value === null ? [] : [i])), reach = (WINDOW - 1) / 2, found = values.map(() => null);
+    at.forEach((i, k) => {
+      const part = at.slice(Math.max(k - reach, 0), k + reach + 1);
+      found[i] = part.reduce((sum, j) => sum + values[j], 0) / part.length;
+    });
+    return found;
+  }
+
   // The lines of a chart: {key, name, colour, dash, values, half, faint}.
   function linesOf(chart) {
     const lines = [];
@@ -44,7 +54,11 @@
       const values = columns[named(key)];
       if (!values || !values.some((value) => value !== null)) return;
       const half = faint || chart.logarithmic || (!alone && !first) ? null : columns[`${named(key)}_ci95`];
-      lines.push({ key: named(key), name, number: number % COLOURS, dash, values, half, faint, first });
+      const smooth = alone && chart.smooth.includes(key) && steps.length > WINDOW;
+      const line = { key: named(key), name, number: number % COLOURS, dash, values, half, faint, first };
+      if (!smooth) { lines.push(line); return; }
+      lines.push({ ...line, values: smoothed(values), name: `${name}, mean of ${WINDOW} steps`, half: null, smooth: true });
+      lines.push({ ...line, half: null, faint: true });
     };
     const names = chart.figures.map((key, i) => chart.names[i] || key);
     if (alone) {
@@ -68,12 +82,12 @@
 
   function lanes(lines, share) { // what uPlot draws: of each line its values, and its interval's two ends
     const series = [{}], columns = [steps], bands = [];
-    for (const line of lines) {
+    for (const line of lines.toReversed()) { // the first line is drawn last, above the others
       const stroke = colour(`--s${line.number}`);
       const few = line.values.filter((value) => value !== null).length <= 45;
       line.at = series.length;
       series.push({
-        stroke: line.faint ? stroke + "66" : stroke, width: line.faint ? 1 : line.first ? 2.2 : 1.4, spanGaps: true,
+        stroke: line.faint ? stroke + "66" : stroke, width: line.faint ? 1 : line.first ? 2.6 : 1.4, spanGaps: true,
         dash: line.dash ? [5, 4] : undefined, points: { show: few && !line.faint, size: 4, fill: stroke },
       });
       columns.push(line.values);
@@ -131,6 +145,7 @@
     ctx.restore();
   }
 
+  const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5].map((p) => n * 10 ** p)).sort((a, b) => a - b); // distances of steps on an axis
   let moving = false; // while one chart's zoom is handed to the others
   function handOn(u, key) {
     if (key !== "x" || moving) return;
@@ -143,6 +158,12 @@
   function drawChart(chart, figure) {
     const lines = linesOf(chart);
     if (!lines.length) return false;
+    if (steps.length === 1) { // a curve of one step would be a dot
+      const table = tableOf(chart, lines);
+      figure.append(table);
+      table.open = true;
+      return true;
+    }
     const { series, columns, bands } = lanes(lines, chart.share);
     const place = make("div", { className: "plot", tabIndex: 0, role: "img" });
     place.setAttribute("aria-label", `${chart.title}. ${summary(lines)}. The table below has all values.`);
@@ -152,13 +173,13 @@
       outputs.set(line, output);
       return make("li", { className: `s${line.number}` }, make("i", { className: line.dash ? "dash" : "" }), line.name, output);
     }));
-    figure.append(place, legend, tableOf(chart.title, lines));
+    figure.append(place, legend, tableOf(chart, lines.filter((line) => !line.smooth)));
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const options = {
       width: Math.max(place.clientWidth, 200), height: 210, padding: [8, 16, 0, 0], series, bands,
       legend: { show: false },
-      scales: { x: { time: false }, y: { distr: chart.logarithmic ? 3 : 1, ...(chart.share ? { range: [-0.02, 1.02] } : {}) } },
-      axes: [{ ...axis, size: 30, space: 60 }, { ...axis, size: 52, values: (_, all) => all.map((value) => (value === null ? "" : shown(value))) }],
+      scales: { x: { time: false, range: (_, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) }, y: { distr: chart.logarithmic ? 3 : 1, ...(chart.share ? { range: [-0.02, 1.02] } : {}) } },
+      axes: [{ ...axis, size: 30, space: 60, label: "step", labelSize: 18, labelGap: 0, labelFont: axis.font, incrs: WHOLE }, { ...axis, size: 52, label: chart.unit, labelSize: 18, labelGap: 0, labelFont: axis.font, values: (_, all) => all.map((value) => (value === null ? "" : shown(value))) }],
       cursor: { sync: { key: "run", scales: ["x", null] }, points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: -1 } },
       hooks: {
         drawClear: [behind(chart)], draw: [above], setScale: [handOn],
@@ -208,7 +229,14 @@
       .map((line) => `${line.name} ${reading(line.values, cursor)}`).join(", ");
   }
 
-  function tableOf(title, lines) {
+  function plusMinus(value, half, share) {
+    if (value === null || half === null || half === undefined) return "";
+    const bounded = !share || half < Math.max(value, 1 - value) - 1e-6;
+    return bounded ? ` ± ${shown(half)}` : " (interval 0 to 1)";
+  }
+
+  function tableOf(chart, lines) {
+    const { title, share } = chart;
     const details = make("details", {}, make("summary", { textContent: "Table" }));
     details.addEventListener("toggle", () => {
       if (!details.open || details.children.length > 1) return;
@@ -217,8 +245,7 @@
       steps.forEach((step, i) => {
         if (lines.every((line) => line.values[i] === null)) return;
         body.append(make("tr", {}, make("th", { scope: "row", textContent: step }), ...lines.map((line) => {
-          const half = line.half && line.half[i];
-          const cell = make("td", { textContent: shown(line.values[i]) + (half !== null && half !== undefined && line.values[i] !== null ? ` ± ${shown(half)}` : "") });
+          const cell = make("td", { textContent: shown(line.values[i]) + plusMinus(line.values[i], line.half && line.half[i], share) });
           if (line.values[i] !== null) { cell.dataset.figure = line.key; cell.dataset.step = step; cell.dataset.value = line.values[i]; }
           return cell;
         })));
@@ -249,7 +276,7 @@
     state.label = ""; // the list has the figures of environments under their own names
     figure.append(make("figcaption", {}, make("h3", { textContent: "Any metric" }), choice("", keys.map((key) => [key, key]), free, (key) => { free = key; drawCharts(); byId("charts").lastElementChild.querySelector("select").focus(); })));
     figure.querySelector("select").setAttribute("aria-label", "metric of the last chart");
-    drawChart({ title: free, figures: [free], names: [free], overlay: [free], band: "", logarithmic: false, share: false }, figure);
+    drawChart({ title: free, figures: [free], names: [free], overlay: [free], band: "", logarithmic: false, share: false, unit: "", smooth: [] }, figure);
     state.label = label;
   }
 
@@ -308,13 +335,14 @@
       make("div", {},
         make("p", { className: "figure", textContent: `${best} of ${rows}` }),
         make("p", { className: "hint", textContent: `samples of reasoning are most likely under their own prompt; chance is ${shown(rows / cols)}.` }),
-        make("div", { className: "key" }), make("div", { className: "ends" }, make("span", { textContent: shown(-top) }), make("span", { textContent: "0" }), make("span", { textContent: shown(top) })),
+        make("div", { className: "key" }), make("div", { className: "ends" }, make("span", { textContent: shown(-top) }), make("span", { textContent: "0 nats per token" }), make("span", { textContent: `+${shown(top)}` })),
         make("p", { className: "hint", textContent: "Log-probability per token of the reasoning under a prompt, minus the mean over the prompts; one scale for all steps. If reasoning depends on its prompt, the marked cells are blue and the others are not. After template collapse rows are blank: every prompt explains the reasoning equally well." }), table)));
   }
 
   // ------------------------------------------------------------------------- episodes
 
-  const filters = { run: "*", label: "*", step: "*", success: "*", kept: "*", alarm: "*" };
+  data.episodes.sort((a, b) => b.step - a.step || b.heldout - a.heldout); // newest first
+  const filters = { run: "*", label: "*", played: "*", step: "*", success: "*", kept: "*", alarm: "*" };
   let shade = true, current = null;
   const alarmStart = (episode) => {
     const spans = runs[episode.run].alarm[episode.label] || [];
@@ -322,6 +350,7 @@
   };
   const TESTS = {
     run: (e, value) => e.run === Number(value), label: (e, value) => e.label === value, step: (e, value) => e.step === Number(value),
+    played: (e, value) => String(e.heldout) === value,
     success: (e, value) => String(e.success) === value, kept: (e, value) => String(e.kept) === value,
     alarm: (e, value) => (e.step >= alarmStart(e) ? "after" : "before") === value,
   };
@@ -338,7 +367,8 @@
     const fields = [];
     if (!alone) fields.push(put("run", "Run", runs.map((run, i) => [i, run.name])));
     if (runs[0].labels.length > 1) fields.push(put("label", "Environment", all((e) => e.label).map((label) => [label, label])));
-    fields.push(put("step", "Step", all((e) => e.step).sort((a, b) => a - b).map((step) => [step, step])));
+    fields.push(put("step", "Step", all((e) => e.step).sort((a, b) => b - a).map((step) => [step, step])));
+    if (new Set(data.episodes.map((e) => e.heldout)).size > 1) fields.push(put("played", "Played in", [["true", "evaluation"], ["false", "training"]]));
     fields.push(put("success", "Success", [["true", "solved"], ["false", "not solved"]]));
     if (data.episodes.some((e) => e.kept !== null)) fields.push(put("kept", "Used for training", [["true", "kept"], ["false", "dropped"]]));
     if (data.episodes.some((e) => alarmStart(e) < Infinity)) fields.push(put("alarm", "Alarm", [["before", "before it"], ["after", "since it"]]));
@@ -357,7 +387,7 @@
     list.replaceChildren(...found.map((episode) => {
       const button = make("button", { type: "button", onclick: () => showEpisode(episode) },
         result(episode), ` · return ${total(episode)}`,
-        make("small", { textContent: `${named2(episode)} · group ${episode.group}, member ${episode.member}${episode.kept === false ? " · dropped" : ""}` }));
+        make("small", { textContent: `${named2(episode)} · group ${episode.group}, member ${episode.member}${episode.heldout ? " · held out" : episode.kept === false ? " · dropped" : ""}` }));
       button.episode = episode;
       return make("li", {}, button);
     }));
@@ -370,11 +400,29 @@
     }
     const place = byId("episode");
     if (!episode) { place.replaceChildren(make("p", { textContent: "No episode passes these filters." })); return; }
-    const kept = episode.kept === null ? "whether it was learnt from is not recorded" : episode.kept ? "kept: learnt from" : "dropped by the filter";
-    place.replaceChildren(
+    const [oldest, newest] = sameProblem(episode);
+    if (compare && oldest !== newest) {
+      place.replaceChildren(compareButton(episode), make("div", { className: "two" }, ...[oldest, newest].map((each) => make("div", {}, ...parts(each)))));
+      return;
+    }
+    place.replaceChildren(...(oldest === newest ? [] : [compareButton(episode)]), ...parts(episode));
+  }
+  let compare = false;
+  function sameProblem(episode) { // its first and its last episode on the page, of the same member
+    const same = data.episodes.filter((e) => episode.seed !== null && ["run", "label", "heldout", "seed", "member"].every((name) => e[name] === episode[name]));
+    return [same.at(-1) || episode, same[0] || episode];
+  }
+  function compareButton(episode) {
+    const [oldest, newest] = sameProblem(episode);
+    const words = compare ? "Show one episode" : `Compare this problem at steps ${oldest.step} and ${newest.step}`;
+    return make("button", { type: "button", id: "compare", textContent: words, onclick: () => { compare = !compare; showEpisode(episode); byId("compare").focus(); } });
+  }
+  function parts(episode) {
+    const kept = episode.heldout ? "held out: not learnt from" : episode.kept === null ? "whether it was learnt from is not recorded" : episode.kept ? "kept: learnt from" : "dropped by the filter";
+    return [
       make("h3", { textContent: `${named2(episode)}${episode.seed === null ? "" : `, seed ${episode.seed}`}, group ${episode.group}, member ${episode.member}` }),
       make("p", { className: "hint" }, make("b", {}, result(episode)), ` · return ${total(episode)} · ${kept}`),
-      ...episode.turns.map(showTurn));
+      ...episode.turns.map(showTurn)];
   }
   function showTurn(turn, i) {
     const text = turn.reply.join(""), [think, answer] = turn.tags ? turn.tags.map((token) => (token < 0 ? -1 : turn.reply.slice(0, token).join("").length)) : [text.indexOf("</think>"), text.indexOf("<answer>")];

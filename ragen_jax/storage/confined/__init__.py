@@ -29,29 +29,31 @@ MAX_RENDERED, RENDERED_PER_CHARACTER = 1 << 20, 16
 MAX_TOKENS_PER_BYTE = 16  # limit on a tokenizer's tokens per byte of UTF-8
 
 
-def check_parquet(path: str | Path, *, rows: int = BATCH_ROWS, most: int | None = None) -> None:
-    """Refuse a Parquet file that takes too much memory or time to decode.
+def check_parquet(*paths: str | Path, rows: int = BATCH_ROWS, most: int | None = None) -> None:
+    """Refuse Parquet files of which one takes too much memory or time to decode.
 
-    A file that is not Parquet passes; its reader reports it.
+    One child checks them all, because starting it takes longer than decoding a small file. A file
+    that is not Parquet passes; its reader reports it.
 
     Args:
       rows: number of rows that are in memory at a time.
-      most: largest decoded size of the file in bytes; None: any size, as the file is read batch by
+      most: largest decoded size of a file in bytes; None: any size, as a file is read batch by
         batch.
 
     Raises:
-      ValueError: `rows` rows decode to more than MAX_BATCH_BYTES, all rows decode to more than
-        `most`, or decoding takes more than MEMORY or more than the time allowed for the file's
-        size.
+      ValueError: `rows` rows of a file decode to more than MAX_BATCH_BYTES, all its rows decode to
+        more than `most`, or decoding takes more than MEMORY or more than the time allowed for the
+        size of the files. The message names the file.
     """
     request = {
         "task": "scan_parquet",
-        "path": str(path),
+        "paths": list(map(str, paths)),
         "rows": rows,
         "most_of_rows": MAX_BATCH_BYTES,
         "most": most,
     }
-    _confine(str(path), request, SECONDS + os.path.getsize(path) // BYTES_PER_SECOND)
+    size = sum(map(os.path.getsize, paths))
+    _confine("Parquet", request, SECONDS + size // BYTES_PER_SECOND)
 
 
 def check_tokenizer(directory: Path, files: Sequence[Path]) -> None:
@@ -86,6 +88,9 @@ def _check_tokenizer(directory: str, *_: Any) -> None:
 def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
     """Run a task of child.py.
 
+    Args:
+      what: the file, for messages; lines of the child with a `path` name another.
+
     Raises:
       ValueError: the task refuses the file, or exceeds a limit.
       RuntimeError: the child does not start, which no file can cause.
@@ -111,6 +116,7 @@ def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
         reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise RuntimeError(f"{' '.join(command)} does not start: {reason or 'no reason given'}")
     last = lines[-1]
+    what = next((line["path"] for line in reversed(lines) if "path" in line), what)
     if "refused" in last:
         raise ValueError(f"{what}: {last['refused']}")
     if child.returncode not in (0, OUT_OF_MEMORY) and child.returncode > 0:

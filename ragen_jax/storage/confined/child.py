@@ -46,32 +46,40 @@ def limit(memory: int, seconds: int) -> None:
 
 
 def scan_parquet(request: dict[str, Any], confine: Callable[[], None]) -> None:
-    """Decode a file as its readers do, and count the bytes."""
+    """Decode each file as its readers do, and count the bytes."""
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import parquet  # noqa: F401  its memory does not count as the files'
 
     pyarrow.set_cpu_count(1)  # each thread reserves address space
     confine()
-    say(stage="decoding it")
+    for path in request["paths"]:
+        say(stage="decoding it", path=path)
+        try:
+            scan_parquet_file(path, request)
+        except pyarrow.ArrowMemoryError:
+            raise MemoryError from None
+        except (pyarrow.ArrowException, OSError):
+            pass  # not Parquet, or damaged; its reader reports it
+
+
+def scan_parquet_file(path: str, request: dict[str, Any]) -> None:
+    """Decode a file; raise Refused if it exceeds a limit of the request."""
+    from pyarrow import parquet
+
     total = 0
-    try:
-        with parquet.ParquetFile(request["path"]) as file:
-            for batch in file.iter_batches(batch_size=request["rows"], use_threads=False):
-                size = batch.num_rows * ROW_BYTES + sum(map(decoded_bytes, batch.columns))
-                total += size
-                if size > request["most_of_rows"]:
-                    raise Refused(
-                        f"{batch.num_rows} rows decode to {size:,} bytes; accepted: "
-                        f"{request['most_of_rows']:,}"
-                    )
-                if request["most"] is not None and total > request["most"]:
-                    raise Refused(
-                        f"it decodes to more than {request['most']:,} bytes; split it into files"
-                    )
-    except pyarrow.ArrowMemoryError:
-        raise MemoryError from None
-    except (pyarrow.ArrowException, OSError):
-        pass  # not Parquet, or damaged; its reader reports it
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=request["rows"], use_threads=False):
+            size = batch.num_rows * ROW_BYTES + sum(map(decoded_bytes, batch.columns))
+            total += size
+            if size > request["most_of_rows"]:
+                raise Refused(
+                    f"{batch.num_rows} rows decode to {size:,} bytes; accepted: "
+                    f"{request['most_of_rows']:,}"
+                )
+            if request["most"] is not None and total > request["most"]:
+                raise Refused(
+                    f"it decodes to more than {request['most']:,} bytes; split it into files"
+                )
 
 
 def decoded_bytes(column: Any) -> int:
