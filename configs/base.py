@@ -367,7 +367,7 @@ class Optimizer(Section):
     # updates per step, each with an equal part of the kept rows
     minibatches: int = whole(4, 1, 1024)
     # rows per forward and backward pass; rows that share their beginnings are packed into as many
-    # positions, up to four times as many rows
+    # positions, up to eight times as many rows
     micro_batch: int = whole(4, 1, 2**16)
 
 

@@ -17,18 +17,15 @@ the turn's tokens; the long prompt stays loop-invariant and is neither copied no
 
 Axes: B rows, N segment rows (B = N * m, row b reads segment row b // m), T new tokens,
 S segment positions, H heads, K key-value heads, D head width, L layers; in a tree, Q blocks of
-positions, P pairs of them, R rows and U positions of a row.
+positions, M blocks that one reads, R rows and U positions of a row.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.struct
 import jax
-import jax.extend
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
@@ -42,7 +39,7 @@ MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 # scores of all positions, [B, H, T, S], would be larger than everything else.
 BLOCK = 256
 WHOLE = 1024  # a memory of at most this number of positions is scored at once
-SAVED = "tree_attention"  # name of small results that a tree's backward pass reads
+TREE_SCORES = 1 << 20  # scores of a tree that are computed at a time
 LEAST_PREFIX = 64  # minimum length of a common prefix of prompts that is read in a separate call
 
 
@@ -83,10 +80,8 @@ class Tree:
     """
 
     end_BT: Array  # int32, the position after the last that reads this one
-    # For the plain form: the pairs of blocks of which the first reads any of the second, as indices
-    # of blocks of queries, ascending, and of keys, -1: none; int32 [B, P].
-    queries_BP: Array | None = None
-    keys_BP: Array | None = None
+    # For the plain form: the blocks of keys that each block of queries reads any of; -1: none.
+    keys_BQM: Array | None = None
     # For kernels: the packed position of each position of each row, and one of these R * U
     # positions for each packed position; int32.
     path_BRU: Array | None = None
@@ -124,8 +119,7 @@ def attend(
     if tree is not None:
         if kernel != "xla":
             return _attend_rows(KERNELS[kernel], q_BTHD, k_BTKD, v_BTKD, tree)
-        # The backward pass gathers blocks again: they are larger than what they are copies of.
-        return jax.checkpoint(_attend_tree, policy=_is_saved)(q_BTHD, k_BTKD, v_BTKD, tree)
+        return _attend_tree(q_BTHD, k_BTKD, v_BTKD, tree)
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
     B, T, H, D = q_BTHD.shape
@@ -178,86 +172,87 @@ def attend(
     return by_row(out / total)
 
 
-def _attend_tree(q: jax.Array, k: jax.Array, v: jax.Array, tree: Tree) -> jax.Array:
-    """Return attention over the paths of a tree, in the shape of q.
+def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: Tree) -> jax.Array:
+    """Return attention over the paths of a tree, in the shape of the queries.
 
-    Scores are computed for the pairs of blocks of which the first reads any of the second, and
-    combined over the pairs of a block of queries.
+    Each block of queries reads the blocks of keys of its list. A few blocks of queries are computed
+    at a time, whose scores stay in the cache; the backward pass computes the scores again.
 
     Args:
-      q, k, v: [.., D] with any axes in front that hold the B * T positions.
+      q_BTHD, k_BTKD, v_BTKD: [.., heads, D] with any axes in front that hold the B * T positions.
     """
-    assert tree.queries_BP is not None and tree.keys_BP is not None
-    B, T = tree.end_BT.shape
-    (H, D), K, block = q.shape[-2:], k.shape[-2], tree.block
-    P, Q, groups = tree.queries_BP.shape[1], T // block, H // K
-    heads = (K,) if K > 1 else ()  # as in `attend`
-    queries_BP, keys_BP = tree.queries_BP, jnp.maximum(tree.keys_BP, 0)
-    of_pair_BPQ = jax.nn.one_hot(queries_BP, Q, dtype=jnp.float32)
+    assert tree.keys_BQM is not None
+    (B, Q, M), block = tree.keys_BQM.shape, tree.block
+    (H, D), K = q_BTHD.shape[-2:], k_BTKD.shape[-2]
+    groups = H // K
+    step = min(Q, max(1, TREE_SCORES // (H * M * block**2)))  # blocks of queries at a time
+    steps = -(-Q // step)
 
-    def pairs(x, index_BP, groups):
-        """Return the block of each pair, [B * P, .., groups * block, D]."""
-        x = x.reshape(B, Q, block, K, groups, D).transpose(0, 1, 3, 4, 2, 5)
-        x = _take_blocks(x.reshape(B, Q, *heads, groups * block, D), index_BP)
-        return x.reshape(B * P, *x.shape[2:])
+    def by_head(x, groups):
+        """Return [B, K, Q, groups * block, D]."""
+        x = x.reshape(B, Q, block, K, groups, D).transpose(0, 3, 1, 4, 2, 5)
+        return x.reshape(B, K, Q, groups * block, D)
 
-    def add(x):
-        """Return the sums over the pairs of each block of queries, [B, Q, ..]."""
-        return _add_blocks(of_pair_BPQ, x.reshape(B, P, *x.shape[1:]))
+    def split(x, axis):
+        """Return `steps` slices of blocks of queries; those past the last are zero."""
+        missing = [(0, steps * step - Q if i == axis else 0) for i in range(x.ndim)]
+        x = jnp.pad(x, missing)
+        x = x.reshape(*x.shape[:axis], steps, step, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0)
 
-    at_q = queries_BP[..., None] * block + jnp.arange(block)
-    at_k = keys_BP[..., None] * block + jnp.arange(block)
-    end_BPb = take_along_rows(tree.end_BT.reshape(B, Q, block), keys_BP)
-    real = (tree.keys_BP >= 0)[..., None, None]
-    read = real & (at_k[:, :, None] <= at_q[..., None]) & (at_q[..., None] < end_BPb[:, :, None])
-    read = jnp.tile(read.reshape(B * P, block, block), (1, groups, 1))
-    read = read.reshape(B * P, *(1 for _ in heads), groups * block, block)
-    score = _scores(pairs(q, queries_BP, groups), pairs(k, keys_BP, 1))
-    score = jnp.where(read, score, MASKED)
+    q_BKQXD, k_BKQYD, v_BKQYD = by_head(q_BTHD, groups), by_head(k_BTKD, 1), by_head(v_BTKD, 1)
+    end_BQY = tree.end_BT.reshape(B, Q, block)
 
-    top = jax.lax.stop_gradient(score).max(-1).reshape(B, P, *score.shape[1:-1])
-    highest = functools.partial(
-        jax.ops.segment_max, num_segments=Q, indices_are_sorted=True, mode="promise_in_bounds"
-    )
-    top = take_along_rows(jax.vmap(highest)(top, queries_BP), queries_BP)
-    weight = jnp.exp(score - top.reshape(score.shape[:-1])[..., None])
-    total = checkpoint_name(add(weight.sum(-1)), SAVED)
-    out = checkpoint_name(add(_mix(weight, pairs(v, keys_BP, 1))), SAVED)
-    out = (out / total[..., None]).astype(v.dtype).reshape(B, Q, K, groups, block, D)
-    return out.transpose(0, 1, 4, 2, 3, 5).reshape(q.shape)
+    def read(x, index_BN):
+        """Return the blocks of keys of each block of queries, [B * K * step, M * block, D]."""
+        x = _take_blocks(x.reshape(B * K, *x.shape[2:]), jnp.repeat(index_BN, K, axis=0))
+        return x.reshape(B * K * step, M * block, D)
 
+    def attend_step(_, step_inputs):
+        q_BKCXD, keys_BCM, first = step_inputs
+        index_BN = jnp.maximum(keys_BCM, 0).reshape(B, step * M)
+        at_q = (first + jnp.arange(step * block)).reshape(step, block, 1)
+        at_k = (index_BN[..., None] * block + jnp.arange(block)).reshape(B, step, 1, M * block)
+        end = take_along_rows(end_BQY, index_BN).reshape(at_k.shape)
+        real = jnp.repeat(keys_BCM >= 0, block, axis=2)[:, :, None]
+        reads = real & (at_k <= at_q) & (at_q < end)  # [B, C, block, M * block]
+        reads = jnp.broadcast_to(
+            reads[:, None, :, None], (B, K, step, groups, *reads.shape[2:])
+        ).reshape(B * K * step, groups * block, M * block)
+        score = _scores(q_BKCXD.reshape(-1, groups * block, D), read(k_BKQYD, index_BN))
+        score = jnp.where(reads, score, MASKED)
+        weight = jnp.exp(score - jax.lax.stop_gradient(score).max(-1, keepdims=True))
+        out = _mix(weight, read(v_BKQYD, index_BN)) / weight.sum(-1, keepdims=True)
+        return None, out.astype(v_BTKD.dtype).reshape(q_BKCXD.shape)
 
-def _is_saved(primitive: jax.extend.core.Primitive, *_: Any, **parameters: Any) -> bool:
-    """Return whether the backward pass of `_attend_tree` reads a result instead of computing it."""
-    return primitive is jax.lax.exp_p or parameters.get("name") == SAVED
+    first = jnp.arange(steps) * step * block
+    inputs = split(q_BKQXD, 2), split(tree.keys_BQM, 1), first
+    _, out = jax.lax.scan(jax.checkpoint(attend_step, prevent_cse=False), None, inputs)
+    out = jnp.moveaxis(out, 0, 2).reshape(B, K, steps * step, groups, block, D)[:, :, :Q]
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(q_BTHD.shape)
 
 
 @jax.custom_vjp
-def _take_blocks(x: jax.Array, index_BP: jax.Array) -> jax.Array:
+def _take_blocks(x: jax.Array, index_BN: jax.Array) -> jax.Array:
     """Return `take_along_rows`; the backward pass is a product, as XLA adds rows one by one."""
-    return take_along_rows(x, index_BP)
+    return take_along_rows(x, index_BN)
 
 
-def _take_blocks_forward(x: jax.Array, index_BP: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return take_along_rows(x, index_BP), jax.nn.one_hot(index_BP, x.shape[1], dtype=x.dtype)
+def _take_blocks_forward(x: jax.Array, index_BN: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return take_along_rows(x, index_BN), jax.nn.one_hot(index_BN, x.shape[1], dtype=jnp.float32)
 
 
-def _take_blocks_backward(of_pair_BPQ: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
-    return _add_blocks(of_pair_BPQ, g).astype(g.dtype), None
+def _take_blocks_backward(taken_BNQ: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+    sums = jnp.einsum(
+        "bnq,bn...->bq...",
+        taken_BNQ,
+        g.astype(jnp.float32),  # XLA's CPU backend lacks this product in bfloat16
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return sums.astype(g.dtype), None
 
 
 _take_blocks.defvjp(_take_blocks_forward, _take_blocks_backward)
-
-
-def _add_blocks(of_pair_BPQ: jax.Array, x: jax.Array) -> jax.Array:
-    """Return float32 sums over the pairs of each block: [B, P, ..] -> [B, Q, ..]."""
-    return jnp.einsum(
-        "bpq,bp...->bq...",
-        of_pair_BPQ,
-        x,
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _attend_rows(

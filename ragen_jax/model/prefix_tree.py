@@ -74,27 +74,49 @@ def build_tree(
     return Bin(rows, shared, np.asarray(count_B)[rows])
 
 
-def bin_end(
-    tree: Bin, reads: np.ndarray, *, max_rows: int, max_positions: int, max_reads: int
-) -> int:
-    """Return the number of first rows of a tree that a bin takes, at least one.
+def cut_tree(
+    tree: Bin, alone: np.ndarray, added: np.ndarray, room: dict[int, int], *, max_rows: int
+) -> list[tuple[int, Bin]]:
+    """Return (length, bin) of consecutive bins that fill the fewest positions, padding included.
 
-    Of the ends at which the bin holds most of what fits, it is the one where the next row shares
-    least with the bin: the shared positions are computed again.
+    The trunk of a bin's first row is computed again, if it was in the bin before: a cut costs least
+    where the next row shares little.
 
     Args:
-      reads: int [R], predictions that each row adds to those of the rows before it.
-      max_rows, max_positions, max_reads: limits of a bin of several rows.
+      alone: int [R], predictions of each row by itself.
+      added: int [R], predictions that each row adds to those of the rows before it.
+      room: {length: number of predictions} that a bin may have. A row that does not fit is a bin of
+        the longest length.
+      max_rows: maximum number of rows of a bin.
     """
-    positions = np.cumsum(tree.count - tree.shared)
-    fits = (positions <= max_positions) & (np.cumsum(reads) <= max_reads)
-    fits[max_rows:] = False
-    most = len(fits) if fits.all() else max(1, int(fits.argmin()))
-    if most == len(fits):
-        return most
-    first = max(1, -(-3 * most // 4))
-    again = tree.shared[first : most + 1]
-    return most - int(again[::-1].argmin())
+    rows = len(tree.rows)
+    ends = np.concatenate([[0], np.cumsum(tree.count - tree.shared)])  # positions before a row
+    reads = np.concatenate([[0], np.cumsum(added)])
+    weight = int(tree.count.sum()) + 1  # computed positions count first, then distinct ones
+    cost, longest = np.zeros(rows + 1, np.int64), max(room)
+    choice = [(0, 0)] * rows  # the end and the length of the best bin that begins with a row
+    for start in range(rows - 1, -1, -1):
+        # As the first row, it has all of its positions and predictions.
+        positions = ends[start + 1 :] - ends[start] + tree.shared[start]
+        predictions = reads[start + 1 :] - reads[start] + alone[start] - added[start]
+        best = cost[start + 1] + longest * weight + positions[0], start + 1, longest
+        for length, most in room.items():
+            fits = min(
+                np.searchsorted(positions, length, side="right"),
+                np.searchsorted(predictions, most, side="right"),
+                max_rows,
+            )
+            if fits:
+                total = cost[start + 1 : start + 1 + fits] + length * weight + positions[:fits]
+                end = int(total.argmin())
+                best = min(best, (total[end], start + 1 + end, length))
+        cost[start], choice[start] = best[0], best[1:]
+    found, start = [], 0
+    while start < rows:
+        stop, length = choice[start]
+        found.append((length, tree.part(start, stop)))
+        start = stop
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ class MicroBatchShapes:
         """Positions that those of a micro-batch on a shard attend to."""
         sizes, plain = self.sizes, self.grouping.attention == "xla"
         if self.block and plain:
-            return sizes.pairs * self.block**2
+            return sizes.length * sizes.keys * self.block
         length = sizes.width if self.block else sizes.length
         rows = self.grouping.tree_rows if self.block else self.grouping.shard_rows
         # The plain form also computes the masked half.
@@ -190,8 +190,8 @@ def micro_batch_structs(
     tree = None
     if shapes.block:
         if grouping.attention == "xla":
-            pairs = struct(P, sizes.pairs)
-            tree = Tree(struct(P, L), pairs, pairs, block=shapes.block)
+            keys = struct(P, L // shapes.block, sizes.keys)
+            tree = Tree(struct(P, L), keys, block=shapes.block)
         else:
             path = struct(P, grouping.tree_rows, sizes.width)
             tree = Tree(struct(P, L), path_BRU=path, owner_BT=struct(P, L))

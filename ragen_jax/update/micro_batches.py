@@ -162,7 +162,7 @@ def _trees(
         entry_XKW[x, :k, :width] = one.entry_RT[:, :width]
         row_XK[x, :k] = one.bin.rows
     if grouping.attention == "xla":
-        block, reads = rows.block, _pairs(trees, X, sizes, rows.block)
+        block, reads = rows.block, _keys(trees, X, sizes, rows.block)
     else:
         block, reads = 0, _paths(trees, X, K, sizes)
     tree = {name: x.reshape(A, P, *x.shape[1:]) for name, x in reads.items()}
@@ -179,18 +179,15 @@ def _trees(
     )
 
 
-def _pairs(
-    trees: Sequence[TreeSequence], X: int, sizes: Sizes, block: int
-) -> dict[str, np.ndarray]:
-    """Return the pairs of `attention.Tree` of X sequences; empty ones read their own blocks."""
+def _keys(trees: Sequence[TreeSequence], X: int, sizes: Sizes, block: int) -> dict[str, np.ndarray]:
+    """Return the blocks of keys of `attention.Tree` of X sequences; empty ones read their own."""
     Q = sizes.length // block
-    queries_XP = np.full((X, sizes.pairs), Q - 1, np.int32)
-    keys_XP = np.full((X, sizes.pairs), -1, np.int32)
+    keys_XQM = np.full((X, Q, sizes.keys), -1, np.int32)
     for x in range(X):
         reads_QQ = trees[x].reads_QQ if x < len(trees) else np.eye(Q, dtype=bool)
         queries, keys = np.nonzero(reads_QQ)
-        queries_XP[x, : len(queries)], keys_XP[x, : len(keys)] = queries, keys
-    return {"queries_BP": queries_XP, "keys_BP": keys_XP}
+        keys_XQM[x, queries, (np.cumsum(reads_QQ, axis=1) - 1)[queries, keys]] = keys
+    return {"keys_BQM": keys_XQM}
 
 
 def _paths(trees: Sequence[TreeSequence], X: int, K: int, sizes: Sizes) -> dict[str, np.ndarray]:

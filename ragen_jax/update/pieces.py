@@ -17,7 +17,9 @@ from ragen_jax.core.types import Batch
 from ragen_jax.model.prefix_tree import Bin, PackedBin
 
 READ_PARTS = 16  # the number of predictions is padded to a multiple of the positions over this
-TREE_ROWS = 4  # rows of a tree's micro-batch over those of a micro-batch of plain rows, at most
+# Rows of a tree's micro-batch over those of a micro-batch of plain rows, at most. Kernels of
+# attention unpack the rows.
+TREE_ROWS, TREE_ROWS_OF_KERNELS = 8, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,7 @@ class TokenRows:
 
     tokens_BT: np.ndarray  # int32
     read_BT: np.ndarray  # bool, the tokens whose probabilities are needed; not the first
-    parts: int = 4  # padded widths per octave are half of this, at least one
+    parts: int = 8  # padded widths per octave are half of this, at least one
 
     @functools.cached_property
     def count_B(self) -> np.ndarray:
@@ -82,7 +84,8 @@ class Grouping:
     @property
     def tree_rows(self) -> int:
         """Maximum number of rows of a tree, which is a micro-batch on a shard."""
-        return TREE_ROWS * self.shard_rows
+        most = TREE_ROWS if self.attention == "xla" else TREE_ROWS_OF_KERNELS
+        return most * self.shard_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Sizes:
     length: int  # positions per sequence
     reads: int  # predictions per shard
     width: int = 0  # positions per row, in trees
-    pairs: int = 0  # pairs of blocks of which one reads the other, in trees
+    keys: int = 0  # blocks of keys that a block of queries reads, in trees
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ Axes: R rows of a minibatch.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from ragen_jax.model.prefix_tree import Bin, PackedBin, bin_end, build_tree, key_blocks, pack
+from ragen_jax.model.prefix_tree import Bin, PackedBin, build_tree, cut_tree, key_blocks, pack
 from ragen_jax.update.pieces import (
     Grouping,
     Piece,
@@ -29,10 +29,10 @@ from ragen_jax.update.pieces import (
 Item = TypeVar("Item")
 
 # Lengths of sequences, in eighths of the positions of a micro-batch of plain rows: the longest is
-# the first of LONGEST that holds every minibatch, or all of them, and the others are parts of it. A
-# further part of a quarter would fill 1 % more of the positions, for a third more programs.
-LONGEST = (1, 2, 4, 8)
-PARTS = (1.0, 0.75, 0.5)
+# the first of LONGEST that holds every minibatch, or all of them, and the others are parts of it.
+# Sequences of a half would fill hardly more of the positions, for half as many programs again.
+LONGEST = (1, 2, 3, 4, 6, 8)
+PARTS = (1.0, 0.75)
 SLACK = 1.02  # predictions per position of a sequence that is filled, over the mean
 
 
@@ -50,12 +50,11 @@ class Bins:
 
     def positions(self, grouping: Grouping) -> int:
         """Return the computed positions, including padding and empty sequences."""
-        shards = grouping.shards
-        return sum(
-            -(-len(bins) // shards) * shards * length
-            for cut in self.of_length
-            for length, bins in cut.items()
-        )
+        return sum(_computed(cut, grouping.shards) for cut in self.of_length)
+
+
+def _computed(cut: dict[int, list[Bin]], shards: int) -> int:
+    return sum(-(-len(bins) // shards) * shards * length for length, bins in cut.items())
 
 
 def fill_bins(
@@ -74,9 +73,9 @@ def fill_bins(
       parts: lengths of sequences over the longest, which is the first.
     """
     trees = [build_tree(rows.tokens_BT, rows.count_B, chosen) for chosen in minibatches]
-    plain = grouping.shard_rows * rows.width
+    shards, plain = grouping.shards, grouping.shard_rows * rows.width
     # A shard's part of the largest minibatch, or the longest row.
-    needed = max(rows.width, *(tree.positions / grouping.shards for tree in trees))
+    needed = max(rows.width, *(tree.positions / shards for tree in trees))
     eighths = range(1, 9) if alike else LONGEST
     longest = next((eighth for eighth in eighths if plain * eighth >= 8 * needed), 8)
     lengths = [
@@ -94,51 +93,23 @@ def fill_bins(
     }
     of_length = []
     for tree, new in zip(trees, added, strict=True):
-        bins = _fill(tree, new, of_row_B[tree.rows], reads, grouping)
-        of_length.append(_by_length([(one, n, one) for one, n in bins], reads))
+        alone, most = of_row_B[tree.rows], tree.count.max(initial=0)
+        # Shards wait for each other, so that one length is better where there are few sequences.
+        menus = [{n: reads[n]} for n in lengths if n >= most and reads[n] >= alone.max(initial=0)]
+        cuts = [
+            cut_tree(tree, alone, new, menu, max_rows=grouping.tree_rows)
+            for menu in [reads, *menus]
+        ]
+        of_length.append(
+            min((_by_length(cut, lengths) for cut in cuts), key=lambda x: _computed(x, shards))
+        )
     return Bins(of_length, reads)
 
 
-def _fill(
-    tree: Bin, new: np.ndarray, alone: np.ndarray, reads: dict[int, int], grouping: Grouping
-) -> Iterator[tuple[Bin, int]]:
-    """Yield the sequences of a tree, one for each shard at a time, and their predictions.
-
-    Args:
-      new: predictions that each row adds to those of the rows before it. alone: all of its own.
-      reads: the maximum number of predictions of each length.
-    """
-    start, rows = 0, len(tree.rows)
-    while start < rows:
-        left = tree.part(start, rows).positions / grouping.shards
-        length = min([x for x in reads if x >= left], default=max(reads))
-        for _ in range(grouping.shards):
-            if start < rows:
-                predictions = np.concatenate([alone[start : start + 1], new[start + 1 :]])
-                stop = start + bin_end(
-                    tree.part(start, rows),
-                    predictions,
-                    max_rows=grouping.tree_rows,
-                    max_positions=length,
-                    max_reads=reads[length],
-                )
-                yield tree.part(start, stop), int(predictions[: stop - start].sum())
-                start = stop
-
-
-def _by_length(
-    bins: Sequence[tuple[Bin, int, Item]], reads: dict[int, int]
-) -> dict[int, list[Item]]:
-    """Return the items of bins by the shortest length that holds them, the longest length first.
-
-    Args:
-      bins: (bin, its predictions, item). A bin with too many predictions gets the longest length.
-    """
-    found = {length: [] for length in reads}
-    for one, predictions, item in bins:
-        fits = [n for n in reads if one.positions <= n and predictions <= reads[n]]
-        found[min(fits, default=max(reads))].append(item)
-    return {length: items for length, items in found.items() if items}
+def _by_length(items: Sequence[tuple[int, Item]], lengths: Sequence[int]) -> dict[int, list[Item]]:
+    """Return the items (length, item) of each of the lengths that has any, the longest first."""
+    found = {length: [item for n, item in items if n == length] for length in lengths}
+    return {length: some for length, some in found.items() if some}
 
 
 def pack_trees(bins: Bins, rows: TokenRows, grouping: Grouping, row_positions: int) -> Split:
@@ -147,13 +118,18 @@ def pack_trees(bins: Bins, rows: TokenRows, grouping: Grouping, row_positions: i
     Args:
       row_positions: positions of all rows, for `Split`.
     """
+    longest, reads = max(bins.reads), bins.reads
     cuts = []
     for cut in bins.of_length:
-        packed = [pack(one, rows.tokens_BT, rows.read_BT) for some in cut.values() for one in some]
-        cuts.append(_by_length([(one.bin, len(one.source_E), one) for one in packed], bins.reads))
-    # Rows may need tokens that the rows they share them with do not need. Then there are more
-    # predictions than counted, and the longest sequences get room for them.
-    longest, reads = max(bins.reads), bins.reads
+        packed = [
+            (length, pack(one, rows.tokens_BT, rows.read_BT))
+            for length, some in cut.items()
+            for one in some
+        ]
+        # Rows may need tokens that the rows they share them with do not need. Then there are more
+        # predictions than counted, and the longest sequences get room for them.
+        fits = [(n if len(one.source_E) <= reads[n] else longest, one) for n, one in packed]
+        cuts.append(_by_length(fits, list(reads)))
     most = max((len(one.source_E) for cut in cuts for one in cut.get(longest, [])), default=0)
     reads = reads | {longest: max(reads[longest], padded_reads(most, longest))}
     trees = [
@@ -161,18 +137,16 @@ def pack_trees(bins: Bins, rows: TokenRows, grouping: Grouping, row_positions: i
         for cut in cuts
     ]
     everything = [(n, tree) for cut in trees for n, some in cut.items() for tree in some]
-    # Equally many per position for all lengths, and usually for all steps, so that few programs are
-    # needed. On average, a block reads half of the blocks of a row, and some of other rows.
-    pairs = max(int(tree.reads_QQ.sum()) * longest / n for n, tree in everything)
-    usual = longest // rows.block * (rows.width / rows.block / 2 + 2)
-    most = pairs / usual
-    pairs = usual * next((x for x in (0.25, 0.5, 1.0) if most <= x), math.ceil(2 * most) / 2)
+    # Equally many for all lengths, and usually for all steps, so that few programs are needed.
+    most = max(int(tree.reads_QQ.sum(1).max()) for _, tree in everything)
+    usual = rows.width // rows.block  # of a row by itself; each branch may add one
+    usual += 2 + usual // 8
+    keys = math.ceil(usual * max(2, math.ceil(2 * most / usual)) / 2)
     pieces = []
     for cut in trees:
         pieces.append([])
         for length, some in cut.items():
-            part = math.ceil(pairs * length / longest)
-            sizes = Sizes(length, reads[length], rows.width, part)
+            sizes = Sizes(length, reads[length], rows.width, keys)
             most = grouping.micro_batches * grouping.shards  # sequences of a piece
             for start in range(0, len(some), most):
                 here = tuple(some[start : start + most])

@@ -1,10 +1,12 @@
 """prefix_tree.py: every row keeps its path, and each shared position is there once."""
 
+import itertools
+
 import numpy as np
 import pytest
 from shared_rows import random_tree
 
-from ragen_jax.model.prefix_tree import bin_end, build_tree, key_blocks, pack
+from ragen_jax.model.prefix_tree import build_tree, cut_tree, key_blocks, pack
 
 pytestmark = pytest.mark.fast
 
@@ -123,17 +125,57 @@ def test_a_tree_without_its_branches_is_its_rows():
     assert tree.positions == count_B.sum() and not tree.shared.any()
 
 
-def test_a_bin_ends_where_little_is_computed_again():
-    # Eight rows of 10 positions: two groups of four that share 8, in bins of up to 60 positions.
+def cheapest(tree, alone, added, room, max_rows):
+    """Return the fewest positions of all ways to cut a tree, tried one by one."""
+    rows = len(tree.rows)
+    best = None
+    for cuts in itertools.product((False, True), repeat=rows - 1):
+        edges = [0, *(i + 1 for i in range(rows - 1) if cuts[i]), rows]
+        total = 0
+        for start, stop in itertools.pairwise(edges):
+            part = tree.part(start, stop)
+            reads = alone[start] + added[start + 1 : stop].sum()
+            lengths = [n for n, most in room.items() if part.positions <= n and reads <= most]
+            if stop - start > max_rows or not lengths:
+                # A row that fits nowhere is a bin of the longest length.
+                total += max(room) if stop - start == 1 else 10**6
+            else:
+                total += min(lengths)
+        best = total if best is None else min(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_tree_is_cut_into_the_fewest_positions(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        rows = random_tree(rng, rng.integers(1, 9), 30, 3)
+        tokens_BT, count_B = arrays(rows, 30)
+        tree = build_tree(tokens_BT, count_B, np.arange(len(rows)), least_run=1)
+        alone = rng.integers(1, 9, len(rows))
+        added = np.minimum(alone, rng.integers(1, 9, len(rows)))
+        room = {int(n): int(rng.integers(4, 30)) for n in rng.choice([16, 24, 32, 48], 3, False)}
+        max_rows = int(rng.integers(1, 6))
+        found = cut_tree(tree, alone, added, room, max_rows=max_rows)
+        assert np.concatenate([one.rows for _, one in found]).tolist() == tree.rows.tolist()
+        assert all(len(one.rows) <= max_rows for _, one in found)
+        total = sum(length for length, _ in found)
+        assert total == cheapest(tree, alone, added, room, max_rows)
+
+
+def test_a_tree_is_cut_where_little_is_computed_again():
+    # Eight rows of 10 positions: two groups of four that share 8.
     tokens_BT = np.array([[g] * 8 + [m, m, 9] for g in range(2) for m in range(4)], np.int32)
-    tree = build_tree(tokens_BT, np.full(8, 10), np.arange(8))
-    reads = np.full(8, 1)
-    limits = dict(max_rows=8, max_positions=60, max_reads=99)
+    tree, one = build_tree(tokens_BT, np.full(8, 10), np.arange(8)), np.ones(8, int)
+
+    def sizes(room, max_rows=8):
+        found = cut_tree(tree, one, one, room, max_rows=max_rows)
+        return [(length, len(part.rows)) for length, part in found]
+
     assert tree.positions == 2 * (8 + 4 * 2)
-    assert bin_end(tree, reads, **limits) == 8
-    # Five rows would fit; the second group begins with the fifth.
-    assert bin_end(tree, reads, **limits | dict(max_positions=26)) == 4
-    assert bin_end(tree, reads, **limits | dict(max_rows=5)) == 4
-    assert bin_end(tree, reads, **limits | dict(max_reads=5)) == 4
-    # A row that does not fit is a bin by itself.
-    assert bin_end(tree, reads, **limits | dict(max_positions=3)) == 1
+    assert sizes({60: 99}) == [(60, 8)]
+    # Five rows would fit into 26 positions; the second group begins with the fifth.
+    assert sizes({26: 99, 16: 99}) == [(16, 4), (16, 4)]
+    assert sizes({26: 99}) == [(26, 4), (26, 4)]
+    assert sizes({60: 3}) == [(60, 2), (60, 3), (60, 3)]  # predictions
+    assert sizes({3: 99}) == [(3, 1)] * 8  # a row that does not fit is a bin by itself

@@ -213,6 +213,7 @@ def programs_of_a_run(agent, monkeypatch, tmp_path, served, lowered):
         **{"eval.episodes": 24, "diagnose.every": 0, "report.every": 0, "log.trackers": ()},
     }
     config.update_from_flattened_dict(fields | served)
+    jax.clear_caches()  # a program that another test has compiled would not be in `called`
     assert train.train(config, tmp_path / "run") == 0
     ahead, called = lowered
     again = {name for name in ahead if ahead[name] & called.get(name, set())}

@@ -140,7 +140,7 @@ def test_kernels_read_whole_rows(monkeypatch):
     for attention in ("xla", "splash"):
         model = Qwen(dataclasses.replace(config, attention=attention))
         packed, entry_BW = one_tree(batch, attention)
-        assert (packed.tree.keys_BP is None) == (attention == "splash")
+        assert (packed.tree.keys_BQM is None) == (attention == "splash")
 
         def total(params, model=model, packed=packed, entry_BW=entry_BW):
             logp_PE, entropy_PE = packed_statistics(model, params, packed)
@@ -443,7 +443,7 @@ def test_a_thousand_rows_on_one_trunk():
     held = [piece.rows for piece in split.pieces[0]]
     assert sorted(np.concatenate(held).tolist()) == list(range(1000))
     sequences = [tree for piece in split.pieces[0] for tree in piece.trees]
-    assert max(len(tree.packed.bin.rows) for tree in sequences) <= 32
+    assert max(len(tree.packed.bin.rows) for tree in sequences) == 64
     assert split.distinct == sum(tree.packed.bin.positions for tree in sequences)
     assert split.shared > 0.9
 
