@@ -78,9 +78,12 @@ def apply(config: ConfigDict, model: str) -> None:
     models = list_models(config.env.name)
     if model not in models:
         name = config.env.name
+        # An environment of one's own is MODULE:CLASS, whose config file is not known here.
+        of = name if ":" in name else f"configs/{name}.py"
+        hint = f"; recipes come after a preset: tiny+{model}" if model in recipes.RECIPES else ""
         raise ValueError(
-            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(models)}"
-            f"{did_you_mean(model, models)}"
+            f"{of} has no preset {model!r}; accepted: {', '.join(models)}"
+            f"{hint or did_you_mean(model, models)}"
         )
     if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"

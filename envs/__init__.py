@@ -143,9 +143,15 @@ def make_env(name: str, **options: Any) -> Environment:
             raise ValueError(f"environment {name!r} has an unknown option: {error}") from error
     unknown = sorted(option for option in options if option not in accepted)
     if unknown:
+        if "split" in unknown:
+            raise ValueError(
+                f"environment {name!r} must accept split='train' or 'eval' as a keyword of "
+                "__init__, and give other problems for each"
+            )
+        others = ", ".join(option for option in accepted if option != "split")
         raise ValueError(
             f"environment {name!r} has no option {', '.join(map(repr, unknown))}; "
-            f"accepted: {', '.join(accepted)}"
+            f"accepted: {others or 'none'}"
         )
     return _complete(name, build(**options))
 

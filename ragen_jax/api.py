@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from ragen_jax.config.command_line import find_config, python_caller
-from ragen_jax.config.stored import require_run_folder
+from ragen_jax.config.command_line import DEFAULT_CONFIG, find_config, python_caller
+from ragen_jax.config.messages import with_overrides
+from ragen_jax.config.stored import read_run_config, require_run_folder
 from ragen_jax.configs.base import Config
 from ragen_jax.core.types import Metrics
 from ragen_jax.run.load import Policy, for_sampling, restore_run
@@ -91,7 +92,7 @@ class Run:
 
 
 def train(
-    config: str | ConfigDict | Config = "sokoban",
+    config: str | ConfigDict | Config | None = None,
     *,
     workdir: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -100,10 +101,12 @@ def train(
     """Train, or resume the run in `workdir`, as `python -m ragen_jax.train` does.
 
     Args:
-      config: a config, or a name as in --config: "sokoban:tiny+ppo", "my_config.py:preset".
+      config: a config, or a name as in --config: "sokoban:tiny+ppo", "my_config.py:preset". None:
+        that of the run in `workdir` or, without a run there, "sokoban".
       workdir: folder of the run; None: a new folder in runs/.
       overrides: values of dotted fields, such as {"optimizer.learning_rate": 1e-4}.
-      on_step: called with the metrics of each row when it is written, row 0 included.
+      on_step: called with the metrics of each row when it is written, row 0 included. If it raises,
+        the run ends, and can be resumed from its newest checkpoint.
 
     Returns:
       the `Run`. A run that a stopping rule or a signal ended is returned as well: see exit_code.
@@ -115,16 +118,32 @@ def train(
     from ragen_jax.train import default_workdir
     from ragen_jax.train import train as train_in
 
-    if isinstance(config, str):
-        config = find_config(config)
+    config = _find_config(config, workdir)
     if overrides:
         if isinstance(config, Config):
             raise ValueError("overrides cannot change a frozen Config; pass a ConfigDict or a name")
-        config = config.copy_and_resolve_references()
-        config.update_from_flattened_dict(dict(overrides))
+        config = with_overrides(config, overrides)
     with _as_command():
         folder = Path(workdir) if workdir is not None else default_workdir(config)
         return Run(folder, train_in(config, folder, on_step=on_step))
+
+
+def _find_config(
+    config: str | ConfigDict | Config | None, workdir: str | Path | None
+) -> ConfigDict | Config:
+    """Return the config that `train` was given, or the default."""
+    if config is None:
+        if workdir is not None and (Path(workdir) / "config.json").exists():
+            return read_run_config(str(workdir))
+        config = DEFAULT_CONFIG
+    if isinstance(config, str):
+        return find_config(config)
+    if not isinstance(config, ConfigDict | Config):
+        raise ValueError(
+            'config must be a name such as "sokoban:tiny", a ConfigDict or a Config, got '
+            f"{type(config).__name__}; values of single fields are overrides={{FIELD: VALUE}}"
+        )
+    return config
 
 
 def evaluate(run: "Run | str | Path", *, samples: int = 1, step: int | None = None) -> Metrics:

@@ -1,6 +1,7 @@
 """The commands as functions: the same files and figures, in every order of import."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,13 @@ def test_rows_are_scored_like_a_file(trained, tmp_path):
 
 
 @pytest.mark.medium
+def test_a_folder_that_holds_a_run_is_enough_to_resume_it(trained, tmp_path):
+    folder = shutil.copytree(trained[0].workdir, tmp_path / "run")
+    run = ragen_jax.train(workdir=folder, overrides={"steps": 3})
+    assert run.exit_code == 0 and [row["step"] for row in run.rows] == [1, 2, 3]
+
+
+@pytest.mark.medium
 def test_unusable_input_raises_and_leaves_the_process_as_it_was(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     for config, overrides, message in (
@@ -111,6 +119,20 @@ def test_unusable_input_raises_and_leaves_the_process_as_it_was(tmp_path):
         ("sokoban:huge", {}, "no preset 'huge'"),
         ("sokoban", {"steps": -1}, "config.steps is -1"),
         ("sokoban", {"env.name": "nothing"}, "nothing"),
+        # As on the command line.
+        ("sokoban", {"config.steps": -1}, "config.steps is -1"),
+        ("sokoban", {"optimizer.learning_rate": "x"}, "learning_rate is 'x'; it must be a number"),
+        (
+            "sokoban",
+            {"optimizer.lr": 1.0},
+            "optimizer.lr is unknown; here it is called --config.opt",
+        ),
+        (
+            "sokoban",
+            {"trainer.total_epochs": 1},
+            "no field 'trainer.total_epochs'; here it is call",
+        ),
+        ({"steps": 3}, {}, "must be a name .* got dict; values of single fields are overrides="),
     ):
         with pytest.raises(ValueError, match=message):
             ragen_jax.train(config, workdir=tmp_path / "run", overrides=overrides)

@@ -70,6 +70,8 @@ WRONG = {
         f"ragen_jax.train --{name}": f"; here it is called --config.{field}"
         for name, field in {
             "lr=1e-4": "optimizer.learning_rate",
+            "learning_rate=1e-4": "optimizer.learning_rate",
+            "config.rollout.n=8": "rollout.group_size",
             "config.lr=1e-4": "optimizer.learning_rate",
             "batch_size=64": "rollout.groups",
             "per_device_train_batch_size=8": "rollout.groups",
@@ -105,6 +107,10 @@ WRONG = {
     "ragen_jax.report --workdir=folder": "is not a run folder: it has no config.json",
     "ragen_jax.train --config=config.yaml": "a config is a Python file with get_config(), or a na",
     "ragen_jax.train --config=empty.py": "empty.py has no function get_config(); configs/sokoban",
+    "ragen_jax.train --config=renamed.py": "renamed.py has no function get_config(); configs/sok",
+    "ragen_jax.train --config.env.options.width=16": "'width'; did you mean",
+    "ragen_jax.check_data --config=faulty.py:own": "error: faulty:Lift has no preset 'grpo'; accep",
+    "ragen_jax.train --config=faulty.py:unsplit --workdir=run": "must accept split='train' or",
     "ragen_jax.train --config=mine.py": "--config is 'mine.py', but there is no file mine.py",
     "ragen_jax.train --config=configs/sokobn.py": "configs/sokobn.py; did you mean sokoban?",
     # Errors in the user's config file.
@@ -136,7 +142,7 @@ WRONG = {
 
 
 FAULTY = """import json
-from ragen_jax.configs import sokoban
+from ragen_jax.configs import presets, sokoban
 
 def helper():
     return {}["x"]
@@ -157,6 +163,11 @@ def get_config(what="tiny"):
         sokoban.get_config("huge")
     if what == "none":
         return None
+    if what == "own":
+        config.env.name = "faulty:Lift"
+        presets.apply(config, "grpo")
+    if what == "unsplit":
+        config.env.name, config.env.options = "faulty:Unsplit", type(config)()
     if what == "field":
         config.optimizer.learning_rat = 1e-4
     if what == "class":
@@ -166,6 +177,13 @@ class Lift:
     actions = instructions = reset = render = step = words = solve = explain = ()
     def __init__(self, split):
         pass
+class Unsplit(Lift):
+    def __init__(self, width=8):
+        pass
+"""
+RENAMED = """from ragen_jax.configs import base
+def get_cfg():
+    return base.get_config()
 """
 
 
@@ -179,12 +197,13 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("import not_there\nget_config = 1\n")
     (tmp_path / "empty.py").write_text("STEPS = 3\n")
     (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "renamed.py").write_text(RENAMED)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "faulty", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     left = {path.name for path in tmp_path.iterdir()}
-    theirs = {"folder", "file", "broken.py", "other.py", "empty.py", "faulty.py"}
+    theirs = {"folder", "file", "broken.py", "other.py", "empty.py", "faulty.py", "renamed.py"}
     assert left <= theirs | {"curves.png", "__pycache__"}, "something was left"
 
 

@@ -41,6 +41,10 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
     return function
 
 
+# Parameters of TRL's reward functions that are not columns of the row.
+OF_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+
+
 def reward_function(value: str) -> Callable[[Any, str, dict[str, Any]], Any]:
     """Return the reward function MODULE:FUNCTION as a function of (prompt, reply, row).
 
@@ -50,13 +54,22 @@ def reward_function(value: str) -> Callable[[Any, str, dict[str, Any]], Any]:
     - verl: (data_source, solution_str, ground_truth, extra_info). The row's columns of these names
       are passed; ground_truth may be in the row's reward_model, as in verl's files.
     - TRL: (completions, ..., **columns), with a list of one completion and of one value for each
-      column: texts, or lists of messages if the prompt is a list of messages.
+      column: texts, or lists of messages if the prompt is a list of messages. None, for a function
+      that does not apply to the row, is a reward of 0.
 
     Raises:
-      ValueError: it cannot be imported, or has other parameters.
+      ValueError: it cannot be imported, is asynchronous, or has other parameters.
     """
     function = function_of("reward", value)
     names = _parameters(function)
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"reward {value} is an async function; give one that returns the reward")
+    missing = [n for n in OF_TRAINER if n in names and names[n].default is inspect.Parameter.empty]
+    if "completions" in names and missing:
+        raise ValueError(
+            f"reward {value} needs {' and '.join(missing)}, which only TRL's trainer has; give "
+            "the parameter a default"
+        )
     if {"solution_str", "ground_truth"} <= names.keys():
         return functools.partial(_call_verl, function, names)
     if "completions" in names:
@@ -116,7 +129,7 @@ def _call_trl(
             f"a reward function of completions must return a list with one number for each of "
             f"them; for one completion it returned {_preview(values)}"
         )
-    return values[0]
+    return 0.0 if values[0] is None else values[0]
 
 
 def convert_reward(value: Any, name: str, threshold: float) -> Outcome:

@@ -13,6 +13,7 @@ from ragen_jax.algorithm.algorithms import OF_TOKENS
 from ragen_jax.algorithm.filter import STRATEGIES
 from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.config.fields import FIELDS, entries, field, leaves
+from ragen_jax.config.other_names import other_name
 from ragen_jax.config.per_task import (
     minibatch_rows,
     per_task_groups,
@@ -84,8 +85,8 @@ def check_domains(config: ConfigDict) -> None:
     for name in fields:
         if name not in FIELDS:
             raise ValueError(
-                f"config.{name} is unknown{_similar_fields(name)} (configs/base.py lists every "
-                "field)"
+                f"config.{name} is unknown{other_name(name) or _similar_fields(name)} "
+                "(configs/base.py lists every field)"
             )
     for name, domain in FIELDS.items():
         _check_value(name, field(config, name), domain)

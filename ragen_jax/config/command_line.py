@@ -174,7 +174,8 @@ def config_file(value: str) -> str:
                 "such as sokoban:tiny; set the values of other files with --config.FIELD=VALUE"
             )
         if Path(name).is_file():
-            if "get_config" not in Path(name).read_text(encoding="utf-8", errors="replace"):
+            text = Path(name).read_text(encoding="utf-8", errors="replace")
+            if not re.search(r"(?<![\w.])get_config\b", text):  # not only base.get_config()
                 raise ValueError(
                     f"{name} has no function get_config(); configs/sokoban.py is an example of a "
                     "config"

@@ -2,8 +2,11 @@
 
 import re
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from ragen_jax.config import help
 from ragen_jax.config.fields import FIELDS
@@ -35,6 +38,25 @@ def describe_input_error(error: Exception) -> str:
     if isinstance(error, (AttributeError, KeyError)):
         return _of_field(text)
     return text if text.strip() else type(error).__name__
+
+
+def with_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+    """Return a copy of a config with other values of dotted fields, as --config.FIELD sets them.
+
+    Raises:
+      ValueError: there is no such field, or it has another type.
+    """
+    config = config.copy_and_resolve_references()
+    for name, value in overrides.items():
+        field = name.removeprefix("config.")
+        try:
+            config.update_from_flattened_dict({field: value})
+        except TypeError as error:
+            what = FIELDS[field].what if field in FIELDS else str(error)
+            raise ValueError(f"{field} is {value!r}; it must be {what}") from error
+        except (AttributeError, KeyError) as error:
+            raise ValueError(_of_field(f"'{field}'")) from error
+    return config
 
 
 def _of_config_file(error: Exception) -> Exception | None:
@@ -80,11 +102,12 @@ def _of_field(text: str) -> str:
         why = "; does get_config() return the config?" if found[1] == "NoneType" else ""
         return f"a value of type {found[1]} has no field {found[2]!r}{why}"
     # It is a repr of a repr: the name, and sometimes a suggestion.
-    name = re.search(r"\w+", text)
+    name = re.search(r"[\w.]+", text)
     suggestion = re.search(r'Did you mean "\w+"', text)
     field = name[0] if name else text
     near = f"; did you mean {suggestion[0][13:]}?" if suggestion else help.suggestion(field)
     return (
         f"the config has no field {field!r}{other_name(field) or near} (configs/base.py lists "
-        "every field; env.options belong to the environment)"
+        "every field; an option of your environment is one once get_config() of your file sets "
+        "config.env.options.NAME)"
     )

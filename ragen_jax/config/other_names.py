@@ -11,10 +11,10 @@ _FIELDS = {  # our field -> its names in TRL, verl, OpenRLHF, Transformers and o
     "env.options": "env_kwargs env_config dataset dataset_name train_files reward_funcs reward_fn",
     "rollout.groups": "batch_size train_batch_size per_device_train_batch_size gen_batch_size "
     "rollout_batch_size",
-    "rollout.group_size": "num_generations n_samples n_samples_per_prompt rollout_n num_rollouts",
+    "rollout.group_size": "num_generations n n_samples n_samples_per_prompt rollout_n num_rollouts",
     "rollout.max_new_tokens": "max_completion_length max_response_length response_length "
     "max_tokens generate_max_len",
-    "optimizer.learning_rate": "lr actor_lr policy_lr actor_learning_rate",
+    "optimizer.learning_rate": "lr learning_rate actor_lr policy_lr actor_learning_rate",
     "optimizer.minibatches": "mini_batch_size ppo_mini_batch_size num_mini_batches",
     "optimizer.micro_batch": "micro_batch_size micro_train_batch_size gradient_accumulation_steps "
     "ppo_micro_batch_size_per_gpu",

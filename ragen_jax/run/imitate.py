@@ -220,6 +220,8 @@ def imitate(
         )
         examples, *problems = _hold_back(environment, examples, c)
         distinct[name] = len({example["identity"] for example in examples})
+        if distinct[name] < FEW_PROBLEMS:
+            console(f"warning: {_few_problems(w, name, distinct[name])}")
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
         enter_phase("reading the demonstrations")
         episodes += _as_episodes(examples, chat, shape.max_positions)
@@ -298,13 +300,18 @@ def _failure_message(warmstart: Warmstart, success: float, distinct: dict[str, i
     )
     if fewest >= FEW_PROBLEMS:
         return f"{reached}; raise warmstart.max_updates or lower the target"
-    more = f"raise warmstart.rooms={w.rooms}"
-    if fewest < w.rooms // 2:  # most were drawn more than once
+    return f"{reached}; {_few_problems(w, name, fewest)}"
+
+
+def _few_problems(warmstart: Warmstart, name: str, count: int) -> str:
+    """Return why imitation of `count` distinct problems is likely to fail, and what helps."""
+    more = f"raise warmstart.rooms={warmstart.rooms}"
+    if count < warmstart.rooms // 2:  # most were drawn more than once
         more = "use a larger file or options that give more problems"
     return (
-        f"{reached}, from {fewest} distinct problems of {name}; an agent that imitates fewer than "
-        f"about {FEW_PROBLEMS} rarely solves new ones: {more}, lower the target, or train a "
-        "language model (preset llm)"
+        f"{count} distinct problems of {name} are imitated; an agent that imitates fewer than "
+        f"about {FEW_PROBLEMS} rarely solves new ones: {more}, lower "
+        f"warmstart.success={warmstart.success}, or train a language model (preset llm)"
     )
 
 

@@ -25,14 +25,19 @@ from ragen_jax.config.per_task import per_task_configs, step_rows
 from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import main_process_first
+from ragen_jax.envs import ENVS
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.env_calls import EnvFailure, begin, identify
 from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.task import Task
 from ragen_jax.run import datasets
 from ragen_jax.storage.cache import cache_directory
+from ragen_jax.storage.console import console
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+COMPARED = 64  # training problems that are compared with those held out
 
 
 def build_tasks(
@@ -99,6 +104,14 @@ def _build(
                 directory=cache_directory() / "datasets",
                 limits=limits,
             )
+        if config.env.name not in ENVS:
+            seeds = range(config.seed << 32, (config.seed << 32) + COMPARED)
+            first = begin(environment, list(seeds), limits)
+            _warn_of_overlap(
+                name,
+                identify(environment, first, limits),
+                identify(heldout_environment, heldout[1], limits),
+            )
     return Task(
         name=name,
         label=label,
@@ -125,3 +138,17 @@ def _build(
         penalties=build_penalties(config),
         styles=build_styles(config, environment),
     )
+
+
+def _warn_of_overlap(
+    name: str, training: Sequence[str | EnvFailure], heldout: Sequence[str | EnvFailure]
+) -> None:
+    """Warn if held-out problems are among the first training problems."""
+    theirs = {each for each in heldout if isinstance(each, str)}
+    both = len(theirs.intersection(each for each in training if isinstance(each, str)))
+    if both:
+        console(
+            f"warning: {both} of {len(theirs)} held-out problems of {name} are among the first "
+            f"{len(training)} training problems, so that success on them is not held-out; give "
+            "other problems for split='eval'"
+        )

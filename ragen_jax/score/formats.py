@@ -15,6 +15,7 @@ replies and add a row to FORMATS. The code that writes each format (as of 2026):
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from ragen_jax.score import values
@@ -266,9 +267,22 @@ def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[ParsedReply, ..
 
 
 def _reward_columns(record: Fields) -> list[str]:
-    """Return the reward columns; TRL has a column for each reward function, with its name."""
-    numbers = [k for k, v in record.values.items() if values.is_missing(v) or values.is_number(v)]
-    return [name for name in numbers if "reward" in name.lower()]
+    """Return the reward columns; TRL has a column for each reward function, with its name.
+
+    A column *reward holds rewards, whatever its values are. Others are columns of a reward function
+    if they hold a number: a column reward_model may be text.
+    """
+    return [
+        name
+        for name, value in record.values.items()
+        if name.lower().endswith("reward")
+        or "reward" in name.lower()
+        and (
+            values.is_missing(value)
+            or isinstance(value, int | float | Decimal)
+            or values.is_number(value)
+        )
+    ]
 
 
 def _trl_reward(record: Fields) -> float | None:

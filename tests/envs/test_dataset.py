@@ -105,6 +105,15 @@ FUNCTIONS = '''
     def of_trl_short(prompts, completions):
         return []
 
+    def of_trl_none(completions, **columns):
+        return [None]
+
+    def of_trl_state(completions, completion_ids, trainer_state, log_extra=None):
+        return [1.0]
+
+    async def of_trl_async(completions, **columns):
+        return [1.0]
+
     def of_verl(data_source, solution_str, ground_truth, extra_info=None):
         assert (data_source, extra_info) == ("", None)
         return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth}
@@ -207,6 +216,11 @@ def test_functions_of_trl_and_verl_are_called_as_their_trainers_do(own):
     write(own / "rows.jsonl", rows)
     assert build(reward="mine:of_verl_row").step(state, right, None).reward == 1.0
     assert build(reward="mine:of_trl_chat").step(state, "four", None).reward == 4.0
+    assert build(reward="mine:of_trl_none").step(state, "four", None).reward == 0.0
+    with pytest.raises(ValueError, match="needs completion_ids and trainer_state, which only TRL"):
+        build(reward="mine:of_trl_state")
+    with pytest.raises(ValueError, match="mine:of_trl_async is an async function"):
+        build(reward="mine:of_trl_async")
     asked = StepRequest(state, ("x",), np.random.default_rng(0), 1)
     (broken,) = act(build(reward="mine:of_trl_short"), [asked], NO_LIMITS)
     assert "a list with one number for each of them; for one completion it returned []" in (

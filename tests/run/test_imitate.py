@@ -175,12 +175,14 @@ def test_few_problems_are_imitated_as_far_as_they_go(tmp_path, capsys, monkeypat
         imitate, "_success", lambda *words: checked.append(words[3:5]) or success(*words)
     )
     imitate.imitate(config, tmp_path)
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "upper bound" in x]
+    printed = capsys.readouterr().out
+    (line,) = [x for x in printed.splitlines() if "upper bound" in x]
     found = re.fullmatch(
         r"warmstart.rooms=200 is an upper bound: there are (\d+) distinct problems to imitate, of "
         r"which (\d+) are held back to check the imitation",
         line,
     )
+    assert "distinct problems of frozen_lake are imitated; an agent that imitates fewer" in printed
     environment = build_environment(config.env, "imitation")
     held = {environment.identity(state) for state in checked[0][1]}
     assert int(found[2]) == max(1, int(found[1]) // 5) == len(held)
@@ -201,11 +203,11 @@ def test_a_single_problem_cannot_be_imitated_and_checked(tmp_path, monkeypatch):
     [
         (
             dict(rooms=24),
-            "24 distinct problems of countdown; .* raise warmstart.rooms=24, lower the",
+            "; 24 distinct problems of countdown .* raise warmstart.rooms=24, lower warm",
         ),
         (
             dict(rooms=200),
-            "[3-9]. distinct problems of countdown; .* use a larger file or options ",
+            "; [3-9]. distinct problems of countdown .* use a larger file or options ",
         ),
         (
             dict(rooms=2000),

@@ -295,6 +295,16 @@ class Rooms(Sokoban):
 '''
 
 
+FEW_ROOMS = """
+from ragen_jax.envs.sokoban import Sokoban
+
+class Rooms(Sokoban):
+    def reset(self, seed):
+        self.split = "train"
+        return super().reset(seed % 10)
+"""
+
+
 @pytest.fixture
 def rooms(agent, tmp_path, monkeypatch):
     """rooms(raises, is_long) -> a config of two steps of two groups, played in such `ROOMS`."""
@@ -321,6 +331,19 @@ def rooms(agent, tmp_path, monkeypatch):
 
     yield write
     sys.modules.pop("own_rooms", None)
+    sys.modules.pop("few_rooms", None)
+
+
+def test_held_out_problems_that_are_training_problems_are_named(rooms, agent, tmp_path, capsys):
+    """A small environment that ignores `split` has the same problems in both splits."""
+    config = rooms()
+    build_tasks(config, agent.tokenizer, ())
+    assert "held-out problems" not in capsys.readouterr().out
+    (tmp_path / "few_rooms.py").write_text(FEW_ROOMS)
+    config.env.name = "few_rooms:Rooms"
+    build_tasks(config, agent.tokenizer, ())
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "held-out problems" in x]
+    assert line.startswith("warning: 4 of 4 held-out problems of few_rooms:Rooms are among the")
 
 
 @pytest.mark.long

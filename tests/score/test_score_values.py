@@ -110,6 +110,22 @@ def test_a_wrong_value_names_its_row(tmp_path, fields, words):
 
 
 @pytest.mark.parametrize(
+    "value", ["abc", "Infinity", float("inf"), -float("inf"), 10**400, [1], "1e999"]
+)
+@pytest.mark.parametrize("name", ["accuracy_reward", "format_reward_func"])
+def test_a_reward_column_of_trl_with_another_value_names_its_row(tmp_path, name, value):
+    record = {"prompt": "a", "completion": "b", "step": 1, "format_reward": 0.5, name: value}
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines([record, record | {name: None}]))
+    found = read_files([str(path)])
+    if name == "format_reward_func" and isinstance(value, str | list):
+        assert [row.reward for row in found.rows] == [0.5, 0.5]  # it may describe the function
+        return
+    (broken,), (row,) = found.broken, found.rows
+    assert "expected a finite number" in broken.reason and row.reward == 0.5
+
+
+@pytest.mark.parametrize(
     "fields,reward,success",
     [
         ({"rewards": [0.25, 0.5]}, 0.75, None),
