@@ -96,9 +96,16 @@ def find_env(name: str) -> EnvironmentClass:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's file may raise anything when it is imported
+        hint = ""
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name == module_name
+            and "." not in module_name
+        ):
+            hint = f"; start the command in the folder of {module_name}.py"
         raise ValueError(
             f"environment {name!r}: module {module_name} cannot be imported: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{hint}"
         ) from error
     if not callable(getattr(module, class_name, None)):
         raise ValueError(f"environment {name!r}: {module.__file__} has no class {class_name}")

@@ -1,8 +1,9 @@
 """Pack rows that share their beginnings into sequences of few lengths: prefix trees.
 
-The rows of a minibatch, in depth-first order of their tree (model/prefix_tree.py), fill sequences
-with the positions of a micro-batch of plain rows, and the rest a shorter one of few lengths. So a
-run needs few programs, whatever its rows share. A trunk is computed once per sequence.
+The rows of a minibatch, in depth-first order of their tree (model/prefix_tree.py), are cut into
+sequences that have at most the positions of a micro-batch of plain rows, so that the fewest
+positions are computed. They have few lengths, so that a run needs few programs, whatever its rows
+share. A trunk is computed once per sequence.
 
 Axes: R rows of a minibatch.
 """
@@ -138,18 +139,18 @@ def pack_trees(bins: Bins, rows: TokenRows, grouping: Grouping, row_positions: i
     ]
     everything = [(n, tree) for cut in trees for n, some in cut.items() for tree in some]
     # Equally many for all lengths, and usually for all steps, so that few programs are needed.
-    most = max(int(tree.reads_QQ.sum(1).max()) for _, tree in everything)
+    needed = max(int(tree.reads_QQ.sum(1).max()) for _, tree in everything)
     usual = rows.width // rows.block  # of a row by itself; each branch may add one
     usual += 2 + usual // 8
-    keys = math.ceil(usual * max(2, math.ceil(2 * most / usual)) / 2)
+    keys = math.ceil(usual * max(2, math.ceil(2 * needed / usual)) / 2)
+    of_piece = grouping.micro_batches * grouping.shards  # sequences of a piece
     pieces = []
     for cut in trees:
         pieces.append([])
         for length, some in cut.items():
             sizes = Sizes(length, reads[length], rows.width, keys)
-            most = grouping.micro_batches * grouping.shards  # sequences of a piece
-            for start in range(0, len(some), most):
-                here = tuple(some[start : start + most])
+            for start in range(0, len(some), of_piece):
+                here = tuple(some[start : start + of_piece])
                 pieces[-1].append(Piece(rows_of(x.packed.bin for x in here), sizes, here))
     positions = sum(piece.positions(grouping) for cut in pieces for piece in cut)
     distinct = sum(tree.packed.bin.positions for _, tree in everything)
