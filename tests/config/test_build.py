@@ -166,7 +166,7 @@ def test_names_and_options_that_no_environment_has():
     config = configured(config)
     assert refusal(build.build_environment, config.env, "train") == (
         "config.env.options of 'sokoban': environment 'sokoban' has no option 'boxes'; accepted: "
-        "size, num_boxes, observation, min_solution, max_solution, split, tile"
+        "size, num_boxes, observation, min_solution, max_solution, tile"
     )
 
 

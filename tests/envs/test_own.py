@@ -99,7 +99,10 @@ def test_a_name_of_ours_is_never_a_module(own):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere:Class", ".*; start the command in the folder of nowhere.py"),
+        (
+            "nowhere:Class",
+            "No module named 'nowhere'; start the command in the folder of nowhere.py",
+        ),
         ("broken:Class", "module broken cannot be imported: ZeroDivisionError: division by zero"),
         ("larger:Smaller", "larger.py has no class Smaller"),
         ("larger:itertools", "larger.py has no class itertools"),
@@ -165,7 +168,7 @@ def test_a_subclass_may_pass_its_options_on(own, monkeypatch):
     assert "split" in options
     with pytest.raises(ValueError, match="'harder:Harder' has an unknown option: .*'depth'"):
         make_env("harder:Harder", split="train", depth=3)
-    with pytest.raises(ValueError, match="'larger:Larger' has no option 'depth'; accepted: split"):
+    with pytest.raises(ValueError, match="'larger:Larger' has no option 'depth'; accepted: "):
         make_env("larger:Larger", split="train", depth=3)
 
 
