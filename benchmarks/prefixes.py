@@ -6,6 +6,8 @@ without prefix trees do.
 
 import contextlib
 import dataclasses
+import sys
+import time
 from unittest import mock
 
 import jax
@@ -181,7 +183,7 @@ def shared_prefixes(repeats, layers=MODEL.layers):
     ratio of the positions and of the temporary memory.
     """
     config = dataclasses.replace(MODEL, layers=layers)
-    model, params, found = Qwen(config), random_params(config), []
+    model, params, found, start = Qwen(config), random_params(config), [], time.monotonic()
     for name, (function, sizes) in CASES.items():
         batch = batch_of(function(np.random.default_rng(0), *sizes))
         ours, split, memory = gradient_of(model, params, batch, trees=True)
@@ -196,6 +198,12 @@ def shared_prefixes(repeats, layers=MODEL.layers):
                 target=TARGETS.get(name, 0.8 * positions),
                 **compare(ours, other, repeats=repeats, warmup=0),
             )
+        )
+        done, row, seconds = len(found), found[-1], time.monotonic() - start
+        print(
+            f"{done} of {len(CASES)} cases, about {seconds / done * (len(CASES) - done):.0f} s "
+            f"left; {row.name}: ratio {row.ratio:.2f}",
+            file=sys.stderr,
         )
     return found
 

@@ -97,14 +97,14 @@ def cut_tree(
     choice = [(0, 0)] * rows  # the end and the length of the best bin that begins with a row
     for start in range(rows - 1, -1, -1):
         # As the first row, it has all of its positions and predictions.
-        positions = ends[start + 1 :] - ends[start] + tree.shared[start]
-        predictions = reads[start + 1 :] - reads[start] + alone[start] - added[start]
+        stops = slice(start + 1, start + 1 + max_rows)
+        positions = ends[stops] - ends[start] + tree.shared[start]
+        predictions = reads[stops] - reads[start] + alone[start] - added[start]
         best = cost[start + 1] + longest * weight + positions[0], start + 1, longest
         for length, most in room.items():
             fits = min(
                 np.searchsorted(positions, length, side="right"),
                 np.searchsorted(predictions, most, side="right"),
-                max_rows,
             )
             if fits:
                 total = cost[start + 1 : start + 1 + fits] + length * weight + positions[:fits]
