@@ -86,7 +86,7 @@ def test_every_public_name_has_its_docstring():
     text = api_markdown()
     names = [*ragen_jax.EXPORTS, *ragen_jax.CALLABLE_MODULES]
     assert re.findall(r"^## (\w+)$", text, re.M) == sorted(names)
-    assert "ragen_jax.train(config='sokoban', *, workdir=None," in text
+    assert "ragen_jax.train(config=None, *, workdir=None," in text
     assert "ragen_jax.gae(reward_BT, value_BT, mask_BT, *, gamma, lam, next_row_B=None)" in text
     assert "- `gamma`: discount per sampled token." in text
     docstring = "What.\n\nArgs:\n  a, b: x\n    goes on.\n\nReturns:\n  y: z.\nRaises:\n  E: bad."
