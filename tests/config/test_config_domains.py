@@ -218,13 +218,15 @@ def test_other_fields_than_those_of_base_are_refused():
     config = sokoban.get_config()
     for wrong, near in (
         ("optimizer.learning_rat", "optimizer.learning_rate"),
-        ("rollout.kl_coeff", "algorithm.kl_coef"),
         ("env.seed", "seed or eval.seed or warmstart.seed"),
     ):
         config = sokoban.get_config()
         put(config, wrong, 5)
         hint = f"did you mean {near}? (configs/base.py lists every field)"
         assert refusal(config) == f"config.{wrong} is unknown; {hint}"
+    config = sokoban.get_config()
+    put(config, "rollout.kl_coeff", 5)  # a name of other tools
+    assert "is unknown; here it is called --config.algorithm.kl_coef (" in refusal(config)
     config = sokoban.get_config()
     with config.unlocked():
         del config.rollout.groups
