@@ -95,18 +95,18 @@ def test_a_filter_strategy(config, learn, monkeypatch):
 
 @pytest.mark.medium
 def test_an_objective(config, learn, monkeypatch):
-    def reinforce(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
+    def plain(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
         metrics = dict.fromkeys(
             ("ratio_mean", "approx_kl", "clip_fraction", "lower_clip_fraction"),
             jnp.zeros_like(logp_BT),
         )
         return -advantage_BT * logp_BT, metrics
 
-    config.algorithm.update(objective="reinforce", clip_c=0.0)
-    with pytest.raises(ValueError, match="config.algorithm.objective is 'reinforce'"):
+    config.algorithm.update(objective="plain", clip_c=0.0)
+    with pytest.raises(ValueError, match="config.algorithm.objective is 'plain'"):
         check(config)
-    row = objectives.Objective(reinforce, second_clip=False)
-    monkeypatch.setitem(objectives.OBJECTIVES, "reinforce", row)
+    row = objectives.Objective(plain, second_clip=False)
+    monkeypatch.setitem(objectives.OBJECTIVES, "plain", row)
     _, credit, batch, before, after, metrics = learn(config)
     logp_BT = np.asarray(token_logps(Qwen(SHAPE), before, batch.tokens_BT))
     expected = -(credit.advantage_BT * logp_BT)[batch.mask_BT > 0].mean()
@@ -114,7 +114,7 @@ def test_an_objective(config, learn, monkeypatch):
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     assert any(not np.array_equal(*pair) for pair in pairs)
     config.algorithm.clip_c = 3.0
-    with pytest.raises(ValueError, match="objective reinforce has no dual clip; set 0"):
+    with pytest.raises(ValueError, match="objective plain has no dual clip; set 0"):
         check(config)
 
 

@@ -56,4 +56,13 @@ ALGORITHMS = {
     },
     # MiniMax-M1, arXiv 2506.13585: no lower bound.
     "cispo": {"algorithm.objective": "cispo", "algorithm.clip_low": 1.0, "algorithm.clip_c": 0.0},
+    # Rejection sampling, Dong et al., arXiv 2304.06767: fine-tuning on the best members of each
+    # group. With objective=ppo it is the RAFT++ of Xiong et al., arXiv 2504.11343.
+    "raft": {
+        "algorithm.name": "raft",
+        "algorithm.objective": "reinforce",
+        "algorithm.clip_c": 0.0,
+        "algorithm.kl_coef": 0.0,
+        "algorithm.entropy_coef": 0.0,
+    },
 }

@@ -189,6 +189,30 @@ def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Arr
     return deviations(return_GK, sound_GK=sound_GK) * factor_G[:, None]
 
 
+def best_of_group(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
+    """Return RAFT's advantage: 1 for the members with the highest return of their group, else 0.
+
+    A group of equal returns has no best member, so all its advantages are 0: an update never
+    imitates replies that are no better than the others. A group of one is imitated. Rejection
+    sampling, Dong et al. 2023 (arXiv 2304.06767), there with a single best member.
+
+    Args:
+      return_GK: undiscounted episode returns.
+      sound_GK: bool, the members that are compared (`deviations`); None: all.
+    Returns:
+      advantage_GK float32, 0 or 1. 0 where sound_GK is False, and in a group of two or more with
+      fewer than two sound members.
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    deviation_GK = deviations(return_GK, sound_GK=sound_GK)
+    if deviation_GK.shape[1] == 1:
+        return _sound_or_zero(jnp.ones_like(deviation_GK), sound_GK)
+    best_G1 = jnp.max(deviation_GK, axis=1, keepdims=True)
+    best_GK = (deviation_GK == best_G1) & (best_G1 > 0)
+    return _sound_or_zero(best_GK.astype(jnp.float32), sound_GK)
+
+
 def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
     """Return x, with 0 where sound_GK is False."""
     if sound_GK is None:

@@ -73,8 +73,8 @@ def token_advantages(
       The rows of an episode are one sequence: the recursion continues in the next row, discounted
       as inside a row, KL included.
     - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
-    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: computed from the (normalised) returns,
-      the same for all tokens of an episode.
+    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, raft: computed from the (normalised)
+      returns, the same for all tokens of an episode.
 
     Statistics over tokens, environments and the batch use the kept episodes; statistics of a group
     use all its sound episodes. A KL in the reward is subtracted before the statistics are computed;
@@ -236,5 +236,6 @@ ALGORITHMS = {
     "grpo": Algorithm(_same_for_all_tokens(_grpo), takes_sound=True, takes_unit=True),
     "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
     "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
+    "raft": Algorithm(_same_for_all_tokens(advantage.best_of_group), takes_sound=True),
 }
 OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

@@ -111,11 +111,55 @@ def cispo_terms(
     return -weight_BT * advantage_BT * logp_BT, metrics
 
 
+def reinforce_terms(
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    mask_BT: Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = None,
+) -> TokenTerms:
+    """Return REINFORCE's terms, -A * logp: no importance weights and no clip.
+
+    With an advantage of 1 it is the negative log-likelihood, the loss of supervised fine-tuning and
+    of rejection sampling. Williams 1992, "Simple statistical gradient-following algorithms".
+
+    Args:
+      logp_BT, old_logp_BT, advantage_BT, mask_BT: as in gspo_terms; old_logp_BT only enters the
+        metrics.
+      clip_low, clip_high: not read.
+      clip_c: must be None.
+    Returns:
+      term_BT float32, and the metrics of losses.policy_terms, with no token clipped.
+    Raises:
+      ValueError: clip_c is given.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    if clip_c is not None:
+        raise ValueError(f"reinforce has no dual clip: clip_c must be None, got {clip_c}")
+    del clip_low, clip_high
+    _, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    logp_BT, old_logp_BT, advantage_BT = arrays
+    old_logp_BT, advantage_BT = lax.stop_gradient((old_logp_BT, advantage_BT))
+    log_ratio_BT = lax.stop_gradient(jnp.clip(logp_BT - old_logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    none_BT = jnp.zeros_like(log_ratio_BT)
+    metrics = {
+        "ratio_mean": jnp.exp(log_ratio_BT),
+        "clip_fraction": none_BT,
+        "lower_clip_fraction": none_BT,
+        "approx_kl": jnp.expm1(log_ratio_BT) - log_ratio_BT,
+    }
+    return -advantage_BT * logp_BT, metrics
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
     """A policy term, and the settings that it reads."""
 
     terms: Callable[..., TokenTerms]  # a function like those above
+    clips: bool = True  # whether it reads clip_low and clip_high
     second_clip: bool = True  # whether it takes a clip_c
     of_sequence: bool = False  # whether its ratios are per sequence, which need narrow clips
 
@@ -124,6 +168,7 @@ OBJECTIVES = {
     "ppo": Objective(ppo_terms),
     "gspo": Objective(gspo_terms, of_sequence=True),
     "cispo": Objective(cispo_terms, second_clip=False),
+    "reinforce": Objective(reinforce_terms, clips=False, second_clip=False),
 }
 
 

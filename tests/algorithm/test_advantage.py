@@ -44,6 +44,18 @@ def test_leave_one_out_by_hand():
     )
 
 
+def test_best_of_group_by_hand():
+    return_GK = np.array([[0.0, 1.0, 0.5], [1.0, 0.0, 1.0], [2.0, 2.0, 2.0], [-1.0, -3.0, -1.5]])
+    want = [[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]  # no best among equal returns
+    np.testing.assert_array_equal(advantage.best_of_group(return_GK), want)
+    # a broken member is neither best nor a reason to call another one best
+    sound_GK = np.array([[1, 0, 1], [1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
+    want = [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    found = advantage.best_of_group(np.where(sound_GK, return_GK, np.nan), sound_GK=sound_GK)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(advantage.best_of_group(np.array([[3.0], [-1.0]])), [[1], [1]])
+
+
 def test_groups_of_one():
     return_GK = np.array([[3.0], [-2.0]])
     np.testing.assert_allclose(group_relative(return_GK), return_GK, rtol=2e-6)  # R / (1 + 1e-6)

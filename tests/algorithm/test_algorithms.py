@@ -86,7 +86,9 @@ def test_group_advantages_lie_on_every_token_of_an_episode(batch):
     assert not assign(batch, FIRST_GROUP)[0][3:].any()
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr_grpo", "rloo", "raft", "reinforce_plus_plus_baseline"]
+)
 def test_kl_in_the_reward_lowers_an_episodes_return(batch, name):
     credit = dataclasses.replace(PLAIN, name=name)
     rng = np.random.default_rng(0)

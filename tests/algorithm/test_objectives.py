@@ -76,6 +76,18 @@ def test_cispo_by_hand():
     np.testing.assert_allclose(term_BT, [[1.28, -1.0, 6.6]], rtol=1e-5)
 
 
+def test_reinforce_by_hand():
+    # logp -1, -2, -3; A 1, -1, 2: terms 1 * 1, -1 * 2, 2 * 3, whatever the ratios
+    logp_BT, advantage_BT = np.array([[-1.0, -2.0, -3.0]]), np.array([[1.0, -1.0, 2.0]])
+    old_BT, mask_BT = logp_BT - np.log([[2.0, 0.5, 1.1]]), np.ones((1, 3))
+    term_BT, metrics = JITTED["reinforce"](logp_BT, old_BT, advantage_BT, mask_BT, **CLIPS)
+    np.testing.assert_allclose(term_BT, [[1.0, -2.0, 6.0]], rtol=1e-6)
+    np.testing.assert_allclose(metrics["ratio_mean"], [[2.0, 0.5, 1.1]], rtol=1e-5)
+    assert not np.any(metrics["clip_fraction"]) and not np.any(metrics["lower_clip_fraction"])
+    with pytest.raises(ValueError, match="reinforce has no dual clip"):
+        objectives.reinforce_terms(logp_BT, old_BT, advantage_BT, mask_BT, clip_c=3.0, **CLIPS)
+
+
 def reference_terms(name, logp_BT, old_BT, advantage_BT, mask_BT):
     """Compute terms and their gradients with respect to logp, token by token."""
     term_BT, grad_BT = np.zeros((2, *mask_BT.shape))
@@ -86,7 +98,9 @@ def reference_terms(name, logp_BT, old_BT, advantage_BT, mask_BT):
             a, logp = float(advantage_BT[b, t]), float(logp_BT[b, t])
             ratio = math.exp(sum(gaps) / len(gaps) if name == "gspo" else gap)
             clipped = min(max(ratio, 0.8), 1.28)
-            if name == "cispo":
+            if name == "reinforce":
+                term_BT[b, t], grad_BT[b, t] = -a * logp, -a
+            elif name == "cispo":
                 term_BT[b, t], grad_BT[b, t] = -clipped * a * logp, -clipped * a
             elif -a * clipped > -a * ratio:
                 term_BT[b, t] = -a * clipped
