@@ -4,7 +4,8 @@ An agent that was taught several styles can drift from one to another while it a
 and every sentence shows which style it belongs to: a model organism of template collapse with a
 known ground truth. `warmstart.styles` mixes the styles.
 
-    grounded          the text of `explain`: where everything is, and the plan
+    grounded          the text of `explain`, or of `narrate` for a language model: where everything
+                      is, and the plan
     template          a sentence about no particular input: 13 words of 3 bits each
     template_half     the same, but only its first six words are free: 18 bits
     template_opening  only the first word is free: 3 bits
@@ -27,7 +28,8 @@ class Style:
 
     pattern: matches its complete texts; the pattern of "template" matches every template_* text
     write: (state, plan, rng) -> a text
-    openings: first tokens of its texts, for the tiny agent's tokenizer; () if all texts are empty
+    openings: first words of its texts, each a single token of the tiny agent's tokenizer; () if all
+        texts are empty
     words: texts that the tokenizer keeps as one token each, in addition to the environment's
         `words`
     """
@@ -101,9 +103,9 @@ def make_styles(
     """Return the styles of an environment, the grounded style first.
 
     Args:
-      explain: the environment's `explain`.
+      explain: the environment's `explain`, or `narrate` for `sentence_styles`.
       pattern: regular expression that matches all texts of `explain`.
-      opening: the token that those texts begin with.
+      opening: the word that those texts begin with.
     """
     grounded = Style(re.compile(pattern), lambda state, plan, rng: explain(state, plan), (opening,))
     return {"grounded": grounded, **UNGROUNDED}

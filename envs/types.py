@@ -12,6 +12,11 @@ A language model can train on any object that has the members of `Environment` a
     Environment            rules of the game                           always
     SolvableEnvironment    words, solve, explain                       for model.path=tiny
     StyledEnvironment      styles                                      for warmstart.styles
+    NarratingEnvironment   solve, narrate                              for warmstart.fine_tune
+    SentenceEnvironment    sentence_styles                             for styles with fine_tune
+    MultiPlanEnvironment   sample_plan                                 for varied demonstrations
+    BriefEnvironment       brief                                       for env.prompt=brief
+    BudgetEnvironment      budget_matters                              where it may be False
     ReversibleEnvironment  opposites                                   for action/* metrics
     GroundedEnvironment    count_grounded                              for reasoning/* metrics
     DrawingEnvironment     transcribe                                  for reasoning/* with images
@@ -166,6 +171,71 @@ class StyledEnvironment(SolvableEnvironment, Protocol):
 
     @property
     def styles(self) -> Mapping[str, Style]: ...
+
+
+@runtime_checkable
+class NarratingEnvironment(Environment, Protocol):
+    """An environment whose expert reasons in sentences: optional, for language models that are
+    fine-tuned on its demonstrations. They need neither `words` nor `explain`.
+
+    solve: as in `SolvableEnvironment`
+    """
+
+    def solve(self, state: State) -> tuple[str, ...] | None: ...
+
+    def narrate(self, state: State, plan: Sequence[str]) -> str:
+        """Return the reasoning of `explain` in short English sentences.
+
+        The text depends only on the arguments, and holds no tag of the answer format. An empty plan
+        leaves only the facts. If the environment has `count_grounded`, it counts every fact of the
+        text, as true.
+        """
+        ...
+
+
+@runtime_checkable
+class SentenceEnvironment(NarratingEnvironment, Protocol):
+    """An environment whose expert has more than one reasoning style in sentences: optional, for
+    language models.
+
+    sentence_styles: as `StyledEnvironment.styles`; the grounded style, which writes the text of
+        `narrate`, comes first
+    """
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]: ...
+
+
+@runtime_checkable
+class MultiPlanEnvironment(NarratingEnvironment, Protocol):
+    """An environment whose problems have several plans that are equally good: optional, for
+    language models, which become nearly deterministic if they imitate only the plan of `solve`."""
+
+    def sample_plan(self, state: State, rng: np.random.Generator) -> tuple[str, ...] | None:
+        """Return a plan that `solve` could return as well, drawn by `rng`; None if none."""
+        ...
+
+
+@runtime_checkable
+class BriefEnvironment(Environment, Protocol):
+    """An environment whose rules have a short form: optional, for env.prompt="brief".
+
+    brief: the rules in a few lines: goal, form of an action and meaning of every symbol that a
+        prompt may show, under the configured options. The reply format, which lists `actions`, is
+        added. Without it, brief prompts have the `instructions`
+    """
+
+    brief: str
+
+
+@runtime_checkable
+class BudgetEnvironment(Environment, Protocol):
+    """An environment that says whether good play depends on the actions left: optional.
+
+    budget_matters: if False, brief prompts do not state how many actions are left
+    """
+
+    budget_matters: bool
 
 
 @runtime_checkable

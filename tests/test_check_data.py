@@ -307,6 +307,19 @@ FAULTS = {  # what is wrong: (change, member named, text)
         "explain",
         "must return a str, got NoneType",
     ),
+    "sentences that are None": (
+        (
+            "    def explain(",
+            "    def narrate(self, state, plan):\n        pass\n\n    def explain(",
+        ),
+        "narrate",
+        "must return a str, got NoneType",
+    ),
+    "brief rules that are a tuple": (
+        ('    actions = ("left", "right")', '    brief = ("a",)\n    actions = ("left", "right")'),
+        "brief",
+        "must be a str, got tuple",
+    ),
     "another problem for the same seed": (
         (
             "        for attempt in itertools.count():",

@@ -4,7 +4,7 @@ As in the released RAGEN, a sure arm pays 0.1 and a risky arm pays 1 with probab
 better on average, and the names of the arms may connote the opposite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -14,6 +14,7 @@ from ragen_jax.envs.bandit.names import CONNOTATIONS, WORDS
 from ragen_jax.envs.bandit.problems import State
 from ragen_jax.envs.options import bounds, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import Step
 
 MAX_ARMS = 10
@@ -34,6 +35,18 @@ _PAY_HIDDEN = {
     "misleading": "What the arms pay is not told. A name that sounds risky is that of a sure arm.",
 }
 _HISTORY = "\nWhat was pulled so far and what it paid is listed in order."
+
+# The rules of `Bandit.brief`.
+_BRIEF = """\
+Bandit: choose the arm that pays most on average. A sure arm always pays the same; a risky arm \
+pays 1 by chance, or else nothing.{hidden}{history}
+The answer is the name of one arm."""
+_BRIEF_HIDDEN = {
+    "neutral": " What they pay is hidden.",
+    "fitting": " What they pay is hidden; names that sound risky are of risky arms.",
+    "misleading": " What they pay is hidden; names that sound risky are of sure arms.",
+}
+_BRIEF_HISTORY = " You earn what each of {pulls} pulls pays; earlier pulls are listed."
 
 
 class Bandit:
@@ -88,6 +101,10 @@ class Bandit:
         self.instructions: str = _RULES.format(
             pulls="once" if self.pulls == 1 else f"{self.pulls} times",
             shown=(_PAY_LISTED if told else _PAY_HIDDEN[names]) + _HISTORY * (self.pulls > 1),
+        )
+        self.brief: str = _BRIEF.format(
+            hidden="" if told else _BRIEF_HIDDEN[names],
+            history=_BRIEF_HISTORY.format(pulls=self.pulls) if self.pulls > 1 else "",
         )
 
     def _words(self) -> tuple[str, ...]:
@@ -204,6 +221,35 @@ class Bandit:
                 words += ["pulled", str(len(pays))]
                 words += ["mean", str(reading.mean(pays))] if pays else []
         return " ".join([*words, *(f"choose {name}" for name in plan[:1])])
+
+    def narrate(self, state: State, plan: Sequence[str]) -> str:
+        """Return the expert's reasoning in sentences: facts about each arm, and the arm to pull.
+
+        For example "The Red Table pays 0.10 with chance 1.00, expected 0.10. The Blue Window pays
+        1.00 with chance 0.25, expected 0.25. Choose Blue Window."; if the pay is not shown, "The
+        Red Table was pulled 2 times, mean 0.10. The Blue Window was pulled 0 times. Choose Blue
+        Window."
+        """
+        sentences = []
+        for arm, pays in zip(state.arms, _payments(state), strict=True):
+            facts = f"pays {_number(arm.pay)} with chance {_number(arm.chance)}"
+            facts += f", expected {_number(arm.expected_pay / 100)}"
+            if not self.told:
+                facts = f"was pulled {len(pays)} time{'' if len(pays) == 1 else 's'}"
+                facts += f", mean {reading.mean(pays)}" if pays else ""
+            sentences.append(f"The {arm.name} {facts}.")
+        return " ".join([*sentences, *(f"Choose {name}." for name in plan[:1])])
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        name, number = "[A-Z][a-z]+ [A-Z][a-z]+", r"[0-9]\.[0-9]{2}"
+        facts = f"pays {number} with chance {number}, expected {number}"
+        if not self.told:
+            facts = f"was pulled [0-9]+ times?(?:, mean {number})?"
+        arm = rf"The {name} {facts}\."
+        pattern = rf"{arm}(?: {arm})*(?: Choose {name}\.)?"
+        return make_styles(self.narrate, pattern, "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true facts about arms in `thought`, number of facts stated).

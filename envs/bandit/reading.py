@@ -17,7 +17,7 @@ _FIRST, _SECOND = ("|".join(sum((pool[i] for pool in WORDS.values()), [])) for i
 _NAME = rf"\b((?:{_FIRST})\s+(?:{_SECOND}))\b"
 _NUMBER = r"([0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9])(?:\s?%)?)"
 # Filler allowed between a name, a kind of fact, and its number. Anything else ends the claim.
-_FILLER = r"(?:\s|[:;,=(]|\b(?:is|of|a|an|the|with|its|it|and|has|pay|was)\b)*"
+_FILLER = r"(?:\s|[:;,=(]|\b(?:is|of|a|an|the|with|its|it|and|has|pay|was|times?)\b)*"
 _FACT = rf"{_FILLER}\b(pays|chance|expected|pulled|mean)\b{_FILLER}{_NUMBER}"
 _FACTS = re.compile(_FACT, re.IGNORECASE | re.ASCII)
 _CLAIM = re.compile(rf"{_NAME}((?:{_FACT})+)", re.IGNORECASE | re.ASCII)

@@ -7,15 +7,17 @@ another value, 0 for everything else. The released code runs `eval`; here answer
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ragen_jax.envs.countdown import arithmetic, problems, solver
 from ragen_jax.envs.countdown.problems import Problem
+from ragen_jax.envs.narration import enumerate_words
 from ragen_jax.envs.options import bounds, file_name, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import Step
 
 MAX_TARGET = 10**9
@@ -31,8 +33,15 @@ for example (44-19)+35.
 You have one try. The target earns 1, an expression of the right numbers with another value earns \
 0.1, anything else earns nothing."""
 
+# The rules of `Countdown.brief`.
+_BRIEF = """\
+Countdown: reach the target with + - * / and brackets. Use every given number {how_often}, and no \
+other number. The answer is the expression alone, such as (44-19)+35."""
+
 # The list of numbers after the word "numbers", and the number after "target".
-_NUMBERS = re.compile(r"\bnumbers?\b(?:\s|:|\bare\b)*((?:\d+(?:\s|,|\band\b)*)+)", re.IGNORECASE)
+_NUMBERS = re.compile(
+    r"\bnumbers?\b(?:\s|:|\bis\b|\bare\b)*((?:\d+(?:\s|,|\band\b)*)+)", re.IGNORECASE
+)
 _TARGET = re.compile(r"\btarget\b(?:\s|:|\bis\b)*(\d+)", re.IGNORECASE)
 
 
@@ -91,6 +100,7 @@ class Countdown:
             self._file_problems = problems.load_problems(path, max_rows=self.max_rows)
         how_often = "at most once" if allow_subset else "exactly once"
         self.instructions: str = _RULES.format(how_often=how_often)
+        self.brief: str = _BRIEF.format(how_often=how_often)
 
     def reset(self, seed: int) -> Problem:
         """Return problem number `seed`, an int in [0, 2**63), of this split.
@@ -162,6 +172,20 @@ class Countdown:
         answer = self._solution(state, fractions=True)
         return None if answer is None else (answer,)
 
+    def sample_plan(self, state: Problem, rng: np.random.Generator) -> tuple[str, ...] | None:
+        """Return a right answer as `solve` does, but one of several that `rng` chooses.
+
+        It is the first that the search finds when the numbers and the operators are in a random
+        order: it differs in the order of operations, and in its operators if several reach the
+        target.
+        """
+        numbers = [state.numbers[i] for i in rng.permutation(len(state.numbers))]
+        operators = "".join(self.operators[i] for i in rng.permutation(len(self.operators)))
+        answer = solver.solve(
+            numbers, state.target, operators=operators, allow_subset=self.allow_subset
+        )
+        return None if answer is None else (answer,)
+
     def explain(self, state: Problem, plan: Sequence[str]) -> str:
         """Return the expert's reasoning: the problem, and its answer one operation at a time.
 
@@ -172,6 +196,28 @@ class Countdown:
         ]
         words = ["numbers", *map(str, state.numbers), "target", str(state.target)]
         return " ".join([*words, "plan", *operations])
+
+    def narrate(self, state: Problem, plan: Sequence[str]) -> str:
+        """Return the expert's reasoning in sentences: the problem, and its answer one operation at
+        a time.
+
+        For example "The numbers are 44, 19 and 35; the target is 60. 44-19=25. 25+35=60."
+        """
+        numbers = enumerate_words([str(number) for number in state.numbers])
+        subject = "number is" if len(state.numbers) == 1 else "numbers are"
+        operations = "".join(
+            f" {operation}." for answer in plan for operation in arithmetic.list_operations(answer)
+        )
+        return f"The {subject} {numbers}; the target is {state.target}.{operations}"
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        value = r"-?[0-9]+(?:/[0-9]+)?"
+        facts = r"The (?:number is|numbers are) [0-9]+(?:(?:, [0-9]+)* and [0-9]+)?; "
+        facts += r"the target is [0-9]+\."
+        operations = rf"(?: {value}[-+*/]{value}={value}\.)*"
+        return make_styles(self.narrate, facts + operations, "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true statements of the problem's numbers in `thought`, number stated).

@@ -37,6 +37,18 @@ You have one try. The reward is the share of hidden tests, numbers for a, b and 
 expression gives the right value.""",
 }
 
+# The rules of `DeepCoder.brief`.
+_BRIEF = {
+    "python": """\
+Write a Python 3 program with the standard library in one block that begins with ```python and \
+ends with ```. Define the function that is asked for or begun; else read the input and print the \
+output alone. It has {seconds:g} seconds and {memory} MiB for each hidden test.""",
+    "expression": """\
+Write one expression that carries out all steps on the whole numbers a, b and c. It may hold a, b, \
+c, whole numbers, + - *, max(x,y), min(x,y) and brackets. The answer is the expression alone, such \
+as max(a+b,7)*2.""",
+}
+
 _LETTERS = ("a", "b", "c", *map(str, range(10)))
 
 
@@ -108,6 +120,9 @@ class DeepCoder:
             )
         self._file_problems = None if path is None else file_problems.load_problems(path)
         self.instructions: str = _RULES[self.language].format(
+            seconds=self.time_limit_s, memory=self.memory_mb
+        )
+        self.brief: str = _BRIEF[self.language].format(
             seconds=self.time_limit_s, memory=self.memory_mb
         )
 

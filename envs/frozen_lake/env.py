@@ -14,6 +14,14 @@ from ragen_jax.envs.frozen_lake import lake, maps, solver, sprites
 from ragen_jax.envs.frozen_lake.lake import State
 from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended_index, outcomes
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, parse_positions
+from ragen_jax.envs.narration import (
+    CELL,
+    CELLS,
+    describe_cell,
+    describe_plan,
+    describe_things,
+    plan_pattern,
+)
 from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
 from ragen_jax.envs.styles import Style, make_styles
@@ -45,6 +53,16 @@ goal, someone in a red coat is you, a red cross on dark water is you in a hole, 
 on gold is you on the goal.""",
 }
 
+# The rules of `FrozenLake.brief`. An episode ends in a hole or on the goal: prompts show no X or √.
+_BRIEF = "Frozen lake: walk to the goal without stepping into a hole."
+_BRIEF_SLIPPERY = " A move slips sideways with a probability of {slip:g}."
+_BRIEF_OBSERVATION = {
+    "grid": "P you, _ ice, O hole, G goal.",
+    "coordinate": "Positions are (row, column), from (0, 0) at the top left; other cells are ice.",
+    "image": "Seen from above: pale blue is ice, a dark disc is a hole, a golden diamond is the "
+    "goal, a red coat is you.",
+}
+
 # Name of a thing in a text -> the thing.
 _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
 
@@ -67,6 +85,7 @@ class FrozenLake:
 
     actions = tuple(MOVES)
     opposites: Mapping[str, str] = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
+    budget_matters = False
 
     def __init__(
         self,
@@ -103,6 +122,8 @@ class FrozenLake:
         rules = _RULES.format(slippery=_SLIPPERY.format(slip=self.slip) if self.slip else "")
         modes = ("grid", "coordinate") if observation == "both" else (observation,)
         self.instructions = "\n".join([rules, *(_OBSERVATION_RULES[mode] for mode in modes)])
+        rules = _BRIEF + (_BRIEF_SLIPPERY.format(slip=self.slip) if self.slip else "")
+        self.brief = "\n".join([rules, *(_BRIEF_OBSERVATION[mode] for mode in modes)])
 
     def reset(self, seed: int) -> State:
         """Return map number `seed`, an int in [0, 2**63), of this split and size.
@@ -189,12 +210,33 @@ class FrozenLake:
         ]
         return " ".join([*words, "plan", *plan])
 
+    def narrate(self, state: State, plan: Sequence[str]) -> str:
+        """Return the expert's reasoning in sentences: all positions, and its plan.
+
+        For example "The player is at (2,3), the goal at (3,3), holes at (1,2) and (2,1). The plan
+        is Down."
+        """
+        position = state.lake.position
+        holes = [position(cell) for cell in _holes(state)]
+        goal = describe_cell(position(state.lake.letters.index("G")))
+        facts = f"The player is at {describe_cell(position(state.player))}, the goal at {goal}"
+        if holes:
+            facts += f", {describe_things('a hole', 'holes', holes)}"
+        return f"{facts}.{describe_plan(plan)}"
+
     @property
     def styles(self) -> Mapping[str, Style]:
         """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} hole{cells}* goal{cells} plan( (Up|Down|Left|Right))*"
         return make_styles(self.explain, thought, "player")
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        holes = rf"(?:, a hole at {CELL}|, holes at {CELLS})?"
+        facts = rf"The player is at {CELL}, the goal at {CELL}{holes}\."
+        return make_styles(self.narrate, facts + plan_pattern(self.actions), "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true positions in `thought`, number of positions stated).

@@ -37,6 +37,12 @@ ends the game. A move that changes nothing costs 0.1. The game also ends when no
 anything.
 The board is drawn as rows of numbers; _ is an empty cell."""
 
+# The rules of `Game2048.brief`.
+_BRIEF = """\
+2048 on {size} x {size} cells: make a tile of {goal}. A move slides all tiles to that side; two \
+equal tiles that meet merge into one of twice the number, once per move. If anything moved, a 2 or \
+rarely a 4 appears in an empty cell (_). The game ends when no move changes anything."""
+
 # Names of a tile, and of the empty cells, in a text.
 _THINGS = {
     name.format(2**k): str(2**k)
@@ -86,6 +92,7 @@ class Game2048:
             self.min_sum = whole("min_sum", min_sum, least=1, most=most)
         self.split = one_of("split", split, (*SPLITS, None))
         self.instructions = _RULES.format(size=self.size, goal=self.goal, share=FRACTION_OF_4)
+        self.brief = _BRIEF.format(size=self.size, goal=self.goal)
         tiles = [str(2**k) for k in range(1, self.goal.bit_length())]
         cells = [f" {r}{c}" for r in range(self.size) for c in range(self.size)]
         texts = ["||", *MOVES, *(f" {move}" for move in MOVES), f" {EMPTY}"]

@@ -8,7 +8,7 @@ by the rollout (env.max_turns and env.max_actions).
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ragen_jax.envs.metamathqa.compare import COMPARE, check_installed, judge_an
 from ragen_jax.envs.metamathqa.questions import Question
 from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import Step
 
 MAX_ROWS = 10**7  # rows of a file
@@ -31,6 +32,11 @@ expression, without the way to it: for example 12.
 After a wrong answer you see it again behind "Wrong:", and the number of the next attempt behind \
 "Attempt:". The first right answer ends the task. It earns 1 in the first attempt, 0.5 in the \
 second, 0.25 in the third, and half as much in each further one; a wrong answer earns nothing."""
+
+# The rules of `MetaMathQA.brief`.
+_BRIEF = """\
+Answer the question with the final number or expression alone, such as 12. A wrong answer is shown \
+after "Wrong:"; give another one."""
 
 _QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
 _VERBS = "|".join((stories.START, *stories.SYMBOLS))
@@ -73,6 +79,7 @@ class MetaMathQA:
         *(f" {number}" for number in range(100)),
         *(str(number) for number in range(10, 100)),
     )
+    budget_matters = False
 
     def __init__(
         self,
@@ -104,6 +111,7 @@ class MetaMathQA:
         self.path = file_name("path", path)
         self._file_questions = None if path is None else questions.load_questions(path)
         self.instructions: str = _RULES
+        self.brief: str = _BRIEF
 
     def reset(self, seed: int) -> Attempt:
         """Return question number `seed`, an int in [0, 2**63), of this split.
@@ -191,6 +199,36 @@ class MetaMathQA:
         facts = state.question.facts
         parts = [f"{verb} {n}" for verb, n in facts]
         return " ".join([*parts, "plan", *(stories.list_operations(facts) if facts else plan)])
+
+    def narrate(self, state: Attempt, plan: Sequence[str]) -> str:
+        """Return the expert's reasoning in sentences: each fact of the question, and its operation.
+
+        For example "At first Anna has 12. Anna gets 5 more: 12+5=17. Anna loses 3: 17-3=14."; for a
+        given question, whose facts are unknown, "The answer is 14."
+        """
+        facts = state.question.facts
+        if not facts:
+            return f"The answer is {' '.join(plan)}." if plan else "The answer follows."
+        name = state.question.text.partition(" ")[0]
+        steps = zip(facts[1:], stories.list_operations(facts), strict=True)
+        sentences = [
+            stories.sentence(verb, name, n).rstrip(".") + (f": {operation}." if plan else ".")
+            for (verb, n), operation in steps
+        ]
+        return " ".join([f"At first {name} {stories.START} {facts[0][1]}.", *sentences])
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        if self._file_questions is not None:
+            return make_styles(self.narrate, r"The answer (?:is (?s:.+)|follows)\.", "The")
+        name = f"(?:{'|'.join(stories.NAMES)})"
+        steps = "|".join(
+            stories.sentence(verb, name, "[0-9]+").rstrip(".") for verb in stories.SYMBOLS
+        )
+        pattern = rf"At first {name} {stories.START} [0-9]+\."
+        pattern += rf"(?: (?:{steps})(?:: [0-9]+[-+*/][0-9]+=[0-9]+)?\.)*"
+        return make_styles(self.narrate, pattern, "At")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true numbers in `thought` after a verb of the question, number stated).

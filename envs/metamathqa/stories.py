@@ -60,7 +60,7 @@ def draw_question(
         verb = verbs[draws.below(len(verbs))]
         n = 2 + draws.below((MAX_FACTOR if symbol in "*/" else largest) - 1)
         facts.append((verb, n))
-        sentences.append(SENTENCES[symbol][verb].format(name=name, n=n))
+        sentences.append(sentence(verb, name, n))
         if not 1 <= values(facts)[-1] <= largest:
             return None
     sentences.append(f"How many {thing} does {name} have now?")
@@ -70,6 +70,11 @@ def draw_question(
         identity=identity(facts),
         facts=tuple(facts),
     )
+
+
+def sentence(verb: str, name: str, n: int | str) -> str:
+    """Return the sentence of an operation: "Anna gets 5 more."."""
+    return SENTENCES[SYMBOLS[verb]][verb].format(name=name, n=n)
 
 
 def values(facts: Sequence[tuple[str, int]]) -> list[int]:

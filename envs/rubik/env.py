@@ -33,6 +33,13 @@ and left as they are seen when that face is tipped towards you from the front, b
 from behind. The colours are W white, R red, G green, Y yellow, O orange and B blue. The solved \
 cube is W up, R right, G in front, Y down, O left and B at the back."""
 
+# The rules of `Rubik.brief`.
+_BRIEF = """\
+2x2x2 Rubik's cube: make every face one colour. U, R and F turn the upper, right and front face a \
+quarter turn clockwise, U' R' F' counterclockwise, U2 R2 F2 half a turn.
+A line shows a face, upper row / lower row: up, down, right and left as tipped towards you from \
+the front, back as seen from behind. Solved: W up, R right, G front, Y down, O left, B back."""
+
 # A face and its four colours in the order of `render`, with only filler between them. A single
 # colour could be a turn: "the right face: R".
 _FACE = re.compile(
@@ -64,6 +71,8 @@ class Rubik:
         **{f"{face}2": f"{face}2" for face in "URF"},
     }
     instructions = _RULES
+    brief = _BRIEF
+    budget_matters = False
     words: tuple[str, ...] = (
         *("||", "up:", *(f"\n{face}:" for face in FACES[1:]), " /"),
         *(f" {colour}" for colour in COLOURS),

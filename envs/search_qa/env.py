@@ -42,6 +42,12 @@ The question may need several searches, one after another. Only the final answer
 1 if it is exactly right, less where some of its words are right, 0 otherwise. Text that is no \
 action is taken as the final answer."""
 
+# The rules of `SearchQA.brief`.
+_BRIEF = """\
+Answer the question by searching an encyclopedia, perhaps several times. The answer is one action: \
+search[query] shows documents; finish[answer] ends the task with a short answer, such as a name. \
+Any other text counts as the final answer."""
+
 _FORMAT_HINT = "Say search[query] or finish[answer]."
 # ASCII, because in Unicode a letter may match another's capital ("\u017f" matches "s").
 _CLAIM = re.compile(
@@ -122,6 +128,7 @@ class SearchQA:
             self._file_questions = questions.load_questions(path, max_rows=self.max_rows)
             self._retriever = open_retriever(retriever, **sources)
         self.instructions: str = _RULES
+        self.brief: str = _BRIEF
         shown = ("Question: ", "Search results for '", "':\n", "[Document ", "] (ID: ", ", Score: ")
         said = ("search[", "finish[", "find ", " find ", ")\n", "\n\n", '" ')
         self.words: tuple[str, ...] = (*world.words(things), *shown, *said)

@@ -12,6 +12,14 @@ import numpy as np
 
 from ragen_jax.envs.drawing import TILE, read_grid, tile_size
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, parse_positions
+from ragen_jax.envs.narration import (
+    CELL,
+    CELLS,
+    describe_cell,
+    describe_plan,
+    describe_things,
+    plan_pattern,
+)
 from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
 from ragen_jax.envs.sokoban import board, rooms, solver, sprites
@@ -51,6 +59,19 @@ is a target, a brown crate is a box, a green crate is a box on a target, a blue 
 middle is you, and the same disc on red is you on a target.""",
 }
 
+# The rules of `Sokoban.brief`.
+_BRIEF = """\
+Sokoban: push every box onto a target. Moving into a box pushes it one cell, unless a wall or \
+another box blocks it. Boxes cannot be pulled."""
+_BRIEF_OBSERVATION = {
+    "grid": "# wall, _ floor, O target, X box, √ box on target, P you, S you on target.",
+    "coordinate": "Positions are (row, column), from (0, 0) at the top left; a wall surrounds the "
+    "room.",
+    "image": "Seen from above: grey bricks are wall, sand is floor, a red ring is a target, a "
+    "brown crate is a box, a green crate is a box on a target, a blue disc is you, a blue disc on "
+    "red is you on a target.",
+}
+
 # Name of a thing in a text -> the thing.
 _THINGS = {
     **{"player": "player", "box": "box", "boxes": "box"},
@@ -75,6 +96,7 @@ class Sokoban:
 
     actions = tuple(MOVES)
     opposites: Mapping[str, str] = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left"}
+    budget_matters = False
     words: tuple[str, ...] = (
         *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
         *("player ", " box ", " target ", " plan"),
@@ -120,6 +142,7 @@ class Sokoban:
         self.split = one_of("split", split, (*SPLITS, None))
         modes = ("grid", "coordinate") if observation == "both" else (observation,)
         self.instructions = "\n".join([_RULES, *(_OBSERVATION_RULES[mode] for mode in modes)])
+        self.brief = "\n".join([_BRIEF, *(_BRIEF_OBSERVATION[mode] for mode in modes)])
 
     def reset(self, seed: int) -> State:
         """Return room number `seed`, an int in [0, 2**63), of this split and size."""
@@ -197,12 +220,36 @@ class Sokoban:
         ]
         return " ".join([*words, "plan", *plan])
 
+    def narrate(self, state: State, plan: Sequence[str]) -> str:
+        """Return the expert's reasoning in sentences: all positions, and its plan.
+
+        For example "The player is at (2,3), the box at (3,3), the target at (4,3). The plan is
+        Down, Down."
+        """
+        room = state.room
+        player = describe_cell(room.position(state.player))
+        boxes, targets = (
+            describe_things(one, several, [room.position(cell) for cell in board.cells(bits)])
+            for one, several, bits in (
+                ("box", "boxes", state.boxes),
+                ("target", "targets", room.targets),
+            )
+        )
+        return f"The player is at {player}, the {boxes}, the {targets}.{describe_plan(plan)}"
+
     @property
     def styles(self) -> Mapping[str, Style]:
         """Reasoning styles, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} box{cells}+ target{cells}+ plan( (Up|Down|Left|Right))*"
         return make_styles(self.explain, thought, "player ")
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        box, target = (rf"(?:{name} at {CELL}|{name}e?s at {CELLS})" for name in ("box", "target"))
+        facts = rf"The player is at {CELL}, the {box}, the {target}\."
+        return make_styles(self.narrate, facts + plan_pattern(self.actions), "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of true positions in `thought`, number of positions stated).

@@ -31,6 +31,12 @@ Each right placement earns 0.1. One that is not the solution's, or whose cell is
 0.1 and changes nothing; so does an answer that cannot be read. Completing the grid earns 1 and \
 ends the game."""
 
+# The rules of `Sudoku.brief`.
+_BRIEF = """\
+Sudoku: fill in the empty cells (.) so that every row, column and {side}x{side} box holds each \
+digit from 1 to {size} once. r1c2=3 puts 3 into row 1, column 2, counted from the top left.
+The answer is {how_many}."""
+
 
 class Sudoku:
     """Generated Sudoku problems; see `ragen_jax.envs.types.Environment`.
@@ -47,6 +53,7 @@ class Sudoku:
     """
 
     actions: tuple[str, ...] = ()
+    budget_matters = False
 
     def __init__(
         self,
@@ -74,6 +81,10 @@ class Sudoku:
             how_many = f"An answer holds up to {self.placements} placements, separated by ||."
         side = len(grid.separator(self.size).split("+"))
         self.instructions: str = _RULES.format(size=self.size, side=side, how_many=how_many)
+        how_many = "one placement"
+        if self.placements > 1:
+            how_many = f"up to {self.placements} placements, separated by ||"
+        self.brief: str = _BRIEF.format(size=self.size, side=side, how_many=how_many)
 
     def reset(self, seed: int) -> State:
         """Return problem number `seed`, an int in [0, 2**63), of this split.

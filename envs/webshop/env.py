@@ -39,6 +39,14 @@ now, which ends the task: it earns up to 1, by how much of the type, attributes,
 of the product is what was asked for. Nothing else earns anything, so buy before your answers \
 run out, something that nearly fits if need be."""
 
+# The rules of `WebShop.brief`.
+_BRIEF = """\
+Buy a product that fits the instruction, with the options that it asks for, within its price. The \
+answer is one action:
+search[words] on the first page, or click[label] for a link, option or button of the page.{buttons}
+Choose the options one by one, then click[buy now], which ends the task. Buy before your answers \
+run out."""
+
 
 class WebShop:
     """A shop of generated products, or of the data set's; see `ragen_jax.envs.types.Environment`.
@@ -98,6 +106,10 @@ class WebShop:
         self.binary = flag("binary", binary)
         self.split = one_of("split", split, (*SPLITS, None))
         self._layout = Layout(self.per_page, self.show_attributes)
+        buttons = ", ".join(pages.buttons(self._layout))
+        self.brief: str = _BRIEF.format(
+            buttons="" if self.show_choices else f" Buttons: {buttons}."
+        )
         given = {
             **{"path": path, "attributes_path": attributes_path},
             **{"instructions_path": instructions_path, "nouns_path": nouns_path},

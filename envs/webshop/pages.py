@@ -117,6 +117,11 @@ def _sub_pages(layout: Layout) -> tuple[str, ...]:
     return SUB_PAGES if layout.attributes else SUB_PAGES[:-1]
 
 
+def buttons(layout: Layout) -> tuple[str, ...]:
+    """Return the labels of all buttons that pages may have."""
+    return (BACK, PREVIOUS, NEXT, *_sub_pages(layout), BUY)
+
+
 def clickables(shop: Shop, visit: Visit, layout: Layout) -> tuple[str, ...]:
     """Return the labels that can be clicked: buttons, then products or options, each once.
 

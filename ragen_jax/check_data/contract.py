@@ -18,6 +18,7 @@ from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,
     GroundedEnvironment,
+    NarratingEnvironment,
     Observation,
     ReversibleEnvironment,
     SolvableEnvironment,
@@ -135,9 +136,10 @@ def check_members(environment: Environment, faults: Faults) -> None:
             faults.add("actions", f"{word!r} is there twice; case does not distinguish words")
         if "||" in word or not word.strip():
             faults.add("actions", f"{word!r} must be a word without '||', which separates actions")
-    instructions = environment.instructions
-    if not isinstance(instructions, str):
-        faults.add("instructions", f"must be a str, got {type(instructions).__name__}")
+    for name in ("instructions", "brief"):
+        rules = getattr(environment, name, "")  # `brief` is optional
+        if not isinstance(rules, str):
+            faults.add(name, f"must be a str, got {type(rules).__name__}")
     if isinstance(environment, SolvableEnvironment) and not _is_texts(environment.words):
         faults.add("words", f"must be a tuple of str, got {_short(environment.words)}")
     if isinstance(environment, ReversibleEnvironment):
@@ -193,7 +195,7 @@ def _check_step(
 def _check_expert(
     environment: Environment, state: State, shown: Any, name: str, faults: Faults
 ) -> None:
-    if not isinstance(environment, SolvableEnvironment):
+    if not isinstance(environment, SolvableEnvironment | NarratingEnvironment):
         return
     plan = faults.call("solve", name, lambda: checked_plan(environment.solve(state)))
     if plan is RAISED or plan is None:
@@ -201,18 +203,28 @@ def _check_expert(
     strange = [word for word in plan if environment.actions and word not in environment.actions]
     if strange:
         faults.add("solve", f"returns {strange[0]!r}, which is not in actions", name)
-    text = faults.call(
-        "explain", name, lambda: checked_explanation(environment.explain(state, plan))
-    )
-    if text is not RAISED and isinstance(environment, GroundedEnvironment):
-        message = shown.text if isinstance(shown, Observation) else shown
-        counts = faults.call(
-            "count_grounded", name, lambda: environment.count_grounded(message, text)
+    for member in ("explain", "narrate"):
+        write = getattr(environment, member, None)
+        if write is None:
+            continue
+        text = faults.call(
+            member,
+            name,
+            lambda write=write, member=member: checked_explanation(write(state, plan), member),
         )
-        if counts is not RAISED and not (
-            isinstance(counts, tuple) and len(counts) == 2 and all(type(n) is int for n in counts)
-        ):
-            faults.add("count_grounded", f"must return two ints, got {_short(counts)}", name)
+        if text is not RAISED and isinstance(environment, GroundedEnvironment):
+            _check_grounding(environment, shown, text, name, faults)
+
+
+def _check_grounding(
+    environment: GroundedEnvironment, shown: Any, text: str, name: str, faults: Faults
+) -> None:
+    message = shown.text if isinstance(shown, Observation) else shown
+    counts = faults.call("count_grounded", name, lambda: environment.count_grounded(message, text))
+    if counts is not RAISED and not (
+        isinstance(counts, tuple) and len(counts) == 2 and all(type(n) is int for n in counts)
+    ):
+        faults.add("count_grounded", f"must return two ints, got {_short(counts)}", name)
 
 
 def _render(environment: Environment, state: State, name: str, faults: Faults) -> Any:

@@ -274,7 +274,7 @@ RULES = (
         BAD,
         f"fewer than {VALID:.0%} of the replies are valid, {LATEST}",
         "Look at `rollouts/*.jsonl`: the model may need `env.prompt=full`, an example of the "
-        "form in its instructions, or supervised training.",
+        "form in its instructions, or supervised training (`warmstart.fine_tune=True`).",
         _malformed,
     ),
     LevelRule(

@@ -2,7 +2,7 @@
 
 Only this file knows context modes. The mode decides how many turns a prompt shows, including the
 current turn: "full" all, "window" the last W, "single_turn" one (W = 1). The system message of full
-prompts is always shown.
+and brief prompts is always shown.
 
 A prompt always ends with the opening `<think>`, so that X (the prompt) ends and Z (the reasoning)
 begins at a token boundary. Sampled ids are kept unchanged: a later turn's prompt repeats the ids,
@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragen_jax.core.types import Turn
-from ragen_jax.envs.types import IMAGE, Environment, Observation, ToolEnvironment
+from ragen_jax.envs.types import (
+    IMAGE,
+    BriefEnvironment,
+    BudgetEnvironment,
+    Environment,
+    Observation,
+    ToolEnvironment,
+)
 from ragen_jax.model.template import (
     NOTICE,
     Message,
@@ -44,7 +51,7 @@ CONTEXTS = {
     "window": lambda turns, window: min(turns, window),
     "single_turn": lambda turns, window: 1,
 }
-PROMPTS = ("full", "terse")
+PROMPTS = ("full", "brief", "terse")
 
 Spans = tuple[Span, ...]
 
@@ -62,6 +69,13 @@ _TEXT_REPLY_FORMAT = (
 _TOOL_REPLY_FORMAT = (
     "Think first, then call a tool or answer. A reply is <think>your reasoning</think> and behind "
     "it either one call of a tool or <answer>your answer</answer>, which is final."
+)
+
+# The reply formats of brief prompts.
+_BRIEF_REPLY_FORMAT = "Reply as <think>reasoning</think><answer>{example}</answer>: {actions}."
+_BRIEF_TEXT_REPLY_FORMAT = "Reply as <think>reasoning</think><answer>answer</answer>."
+_BRIEF_TOOL_REPLY_FORMAT = (
+    "Reply as <think>reasoning</think> and one tool call, or <answer>final answer</answer>."
 )
 
 
@@ -86,9 +100,10 @@ class ChatFormat:
 
     context: str  # a key of CONTEXTS
     # One of PROMPTS: "full" (rules and reply format in the system message, budgets in the user
-    # message) or "terse" (the bare observation: for an agent that has learnt the rest by imitation)
+    # message), "brief" (the same in few tokens, budgets only if they matter) or "terse" (the bare
+    # observation: for an agent that has learnt the rest by imitation)
     prompt: str
-    actions_per_turn: int  # the rollout's budgets, which full prompts state
+    actions_per_turn: int  # the rollout's budgets, which full and brief prompts state
     max_actions: int  # per episode
     window: int = 1  # turns that context "window" shows, including the current turn; at least 1
     max_prompt: int = 0  # tokens above which a prompt drops its oldest turns; 0: no limit
@@ -119,6 +134,7 @@ class Chat:
     opening: tuple[int, ...] = ()  # ids at the end of every prompt, which the reply continues
     images: ImageSource = NO_IMAGES  # the images that messages show
     stops: Stops | None = None  # the stop strings of the format; None: there are none
+    budget_matters: bool = True  # whether brief messages state the actions left
 
     @property
     def prefix_ids(self) -> np.ndarray:
@@ -147,14 +163,22 @@ class Chat:
         """Return the user message of a turn, with envs.types.IMAGE in the place of each image."""
         parts = [] if last_valid else [NOTICE]
         parts.append(observation.text if isinstance(observation, Observation) else observation)
-        left = self.format.max_actions - actions_used
-        if self.format.prompt == "full" and self.actions:
-            limit = min(left, self.format.actions_per_turn)
-            parts.append(f"You have {left} action(s) left, at most {limit} in this reply.")
-        elif self.format.prompt == "full" and self.format.max_actions > 1:
-            what = "call(s) or answer(s)" if self.template.tools else "answer(s)"
-            parts.append(f"You have {left} {what} left.")
-        return "\n".join(parts)
+        budget = self._describe_budget(self.format.max_actions - actions_used)
+        return "\n".join([*parts, budget] if budget else parts)
+
+    def _describe_budget(self, left: int) -> str:
+        """Return what a user message says about the number of actions left; "" for nothing."""
+        format, tools = self.format, self.template.tools
+        if format.prompt == "full" and self.actions:
+            limit = min(left, format.actions_per_turn)
+            return f"You have {left} action(s) left, at most {limit} in this reply."
+        if format.prompt == "full" and format.max_actions > 1:
+            return f"You have {left} {'call(s) or answer(s)' if tools else 'answer(s)'} left."
+        several = format.max_actions > format.actions_per_turn  # otherwise one reply may use all
+        if format.prompt == "brief" and self.budget_matters and several:
+            kinds = ("action",) if self.actions else ("call", "answer") if tools else ("answer",)
+            return f"{left} {' or '.join(kind + 's' * (left != 1) for kind in kinds)} left."
+        return ""
 
     def prompt_ids(self, turns: Sequence[Turn], message: str, spans: Spans = ()) -> np.ndarray:
         """Return the int32 ids of the prompt that shows `message` after the earlier `turns`.
@@ -376,7 +400,8 @@ def make_chat(
 
     Args:
       tokenizer: has a chat template.
-      environment: defines `actions`, `instructions` and optionally `tools`.
+      environment: defines `actions`, `instructions` and optionally `tools`, `brief` and
+        `budget_matters`.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
       images: the images that messages may show.
       date: as in `parse_chat_template`.
@@ -385,17 +410,9 @@ def make_chat(
       ValueError: a tokenizer that is not byte-level, or a chat template that cannot be parsed.
     """
     pieces = token_bytes(tokenizer)
-    system, stops = None, None
+    stops = None
     tools = environment.tools if isinstance(environment, ToolEnvironment) else ()
-    if format.prompt == "full":
-        rules = _TOOL_REPLY_FORMAT if tools else _TEXT_REPLY_FORMAT
-        if environment.actions:
-            rules = _REPLY_FORMAT.format(
-                actions_per_turn=format.actions_per_turn,
-                actions=", ".join(environment.actions),
-                example=" || ".join(environment.actions[: format.actions_per_turn]),
-            )
-        system = environment.instructions + "\n\n" + rules
+    system = _describe_rules(environment, format, bool(tools))
     template = parse_chat_template(tokenizer, system, tools, images.pad, date)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
@@ -414,7 +431,33 @@ def make_chat(
         system=system,
         images=images,
         stops=stops,
+        budget_matters=not isinstance(environment, BudgetEnvironment) or environment.budget_matters,
     )
+
+
+def _describe_rules(environment: Environment, format: ChatFormat, tools: bool) -> str | None:
+    """Return the system message, the rules and the reply format; None for terse prompts."""
+    actions, most = environment.actions, format.actions_per_turn
+    if format.prompt == "full":
+        rules = _TOOL_REPLY_FORMAT if tools else _TEXT_REPLY_FORMAT
+        if actions:
+            rules = _REPLY_FORMAT.format(
+                actions_per_turn=most,
+                actions=", ".join(actions),
+                example=" || ".join(actions[:most]),
+            )
+        return environment.instructions + "\n\n" + rules
+    if format.prompt == "brief":
+        rules = _BRIEF_TOOL_REPLY_FORMAT if tools else _BRIEF_TEXT_REPLY_FORMAT
+        if actions:
+            rules = _BRIEF_REPLY_FORMAT.format(
+                actions=f"{'one' if most == 1 else f'at most {most}'} of {', '.join(actions)}",
+                example="||".join(actions[: min(most, 2)]),  # as in demonstrations
+            )
+        has_brief = isinstance(environment, BriefEnvironment)
+        game = environment.brief if has_brief else environment.instructions
+        return f"{game}\n{rules}" if game else rules
+    return None
 
 
 @functools.lru_cache(maxsize=8)

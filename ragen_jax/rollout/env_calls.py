@@ -251,14 +251,14 @@ def checked_plan(plan: object) -> tuple[str, ...] | None:
     return tuple(plan)
 
 
-def checked_explanation(text: object) -> str:
-    """Validate a text of `explain` and return it.
+def checked_explanation(text: object, member: str = "explain") -> str:
+    """Validate a text of `explain` or `narrate` (`member`) and return it.
 
     Raises:
       TypeError: it is not a text.
     """
     if not isinstance(text, str):
-        raise TypeError(f"explain must return a str, got {type(text).__name__}")
+        raise TypeError(f"{member} must return a str, got {type(text).__name__}")
     return text
 
 

@@ -11,7 +11,10 @@ from ragen_jax.core.progress import advance, enter_phase
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,
+    MultiPlanEnvironment,
+    NarratingEnvironment,
     Observation,
+    SentenceEnvironment,
     SolvableEnvironment,
     State,
     StyledEnvironment,
@@ -157,9 +160,11 @@ def heldout_problems(
 
 SAMPLE = 16  # number of problems in a fingerprint
 
+Expert = SolvableEnvironment | NarratingEnvironment
+
 
 def play_expert(
-    environment: SolvableEnvironment,
+    environment: Expert,
     seeds: Iterable[int],
     *,
     plan_moves: int,
@@ -167,6 +172,7 @@ def play_expert(
     max_turns: int,
     max_actions: int,
     styles: Mapping[str, float] | None = None,
+    sentences: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Play problems with the environment's solver; yield the observation and reply of each turn.
 
@@ -175,22 +181,28 @@ def play_expert(
     turn).
 
     Args:
-      environment: built with split="imitation"; has solve, explain and identity.
+      environment: built with split="imitation"; has solve, identity, and explain or narrate.
       seeds: seeds of the problems.
       plan_moves: number of the plan's moves that the reasoning lists.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
       styles: reasoning style -> fraction, if the environment has styles. Each episode is yielded in
         the most frequent style and, with probability (fraction of the style / largest fraction), in
         each of the others, with the same actions. None or empty: the text of `explain`.
+      sentences: whether the expert writes for a language model: the text of `narrate` and the
+        `sentence_styles`, and the plans of `sample_plan` if the environment has it.
 
     Yields:
       dicts, problem by problem, with `turn`, `observation`, `reply` (the text after "<think>",
       without the stop token) and `identity` (of the problem).
 
     Raises:
-      Any exception of the environment. `imitated_turns` catches it.
+      ValueError: with `sentences`, the environment has no `narrate`, or styles but no
+        `sentence_styles`. Otherwise any exception of the environment, which `imitated_turns`
+        catches.
     """
+    _require_sentences(environment, styles, sentences)
     for seed in seeds:
+        plans_rng = generator(Purpose.DEMONSTRATION, seed, 1)  # of sample_plan
         rng = generator(Purpose.DEMONSTRATION, seed)
         state, done = environment.reset(seed), False
         identity = environment.identity(state)
@@ -199,7 +211,10 @@ def play_expert(
             left = max_actions - turn * actions_per_turn
             if done or left <= 0:
                 break
-            plan = checked_plan(environment.solve(state))
+            if sentences and isinstance(environment, MultiPlanEnvironment):
+                plan = checked_plan(environment.sample_plan(state, plans_rng))
+            else:
+                plan = checked_plan(environment.solve(state))
             if plan is None:
                 break
             now = plan[: min(actions_per_turn, left)]
@@ -208,9 +223,10 @@ def play_expert(
                 if not done:
                     step = checked_step(environment.step(state, action, rng))
                     state, done = step.state, step.done
-        for explain in _styles_of_episodes(environment, styles or {}, seed):
+        member = "narrate" if sentences else "explain"
+        for explain in _styles_of_episodes(environment, styles or {}, seed, sentences):
             for turn, (state, plan, now) in enumerate(turns):
-                text = checked_explanation(explain(state, plan))
+                text = checked_explanation(explain(state, plan), member)
                 yield {
                     "observation": checked_observation(environment.render(state)),
                     "reply": f"{text}</think><answer>{'||'.join(now)}</answer>",
@@ -219,32 +235,58 @@ def play_expert(
                 }
 
 
+def _require_sentences(
+    environment: Expert,
+    styles: Mapping[str, float] | None = None,
+    sentences: bool = False,
+    **_: Any,
+) -> None:
+    """Raise ValueError if `play_expert` with these arguments needs a member that is missing."""
+    needed = ("narrate", "sentence_styles") if styles else ("narrate",)
+    missing = [name for name in needed if sentences and not hasattr(environment, name)]
+    if missing:
+        raise ValueError(
+            f"environment {type(environment).__name__} has no {', '.join(missing)} "
+            "(envs/types.py), which demonstrations for a language model need; implement them"
+        )
+
+
 def imitated_turns(
-    environment: SolvableEnvironment, seed: int, **play: Any
+    environment: Expert, seed: int, **play: Any
 ) -> list[dict[str, Any]] | EnvFailure:
     """Return the turns of `play_expert` on one problem; an `EnvFailure` if the environment raises.
 
     Args:
       environment, play: as in `play_expert`.
+
+    Raises:
+      ValueError: as in `play_expert`.
     """
+    _require_sentences(environment, **play)
     return attempt(lambda: list(play_expert(environment, [seed], **play)))
 
 
 def _styles_of_episodes(
-    environment: SolvableEnvironment, fractions: Mapping[str, float], seed: int
+    environment: Expert, fractions: Mapping[str, float], seed: int, sentences: bool
 ) -> Iterator[Callable[[State, Sequence[str]], str]]:
     """Yield (state, plan) -> text for each style in which a problem is shown."""
-    if not fractions:
-        yield environment.explain
+    if not fractions and sentences:
+        yield cast(NarratingEnvironment, environment).narrate
         return
-    styles = cast(StyledEnvironment, environment).styles
+    if not fractions:
+        yield cast(SolvableEnvironment, environment).explain
+        return
+    if sentences:
+        styles = cast(SentenceEnvironment, environment).sentence_styles
+    else:
+        styles = cast(StyledEnvironment, environment).styles
     for number, (name, style) in enumerate(styles.items()):
         rng = generator(Purpose.THOUGHTS, seed, number)
         if rng.random() < fractions.get(name, 0.0) / max(fractions.values()):
             yield lambda state, plan, style=style, rng=rng: style.write(state, plan, rng)
 
 
-def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
+def fingerprint(environment: Expert, **settings: Any) -> str:
     """Return a hash of the demonstrations on SAMPLE problems, for names of caches.
 
     It changes with the environment's code: its rules, rendering, solver, explanations and problems,
@@ -252,6 +294,9 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
 
     Args:
       environment, settings: as in `play_expert`.
+
+    Raises:
+      ValueError: as in `play_expert`.
     """
     seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + SAMPLE)
     played = [imitated_turns(environment, seed, **settings) for seed in seeds]
@@ -273,7 +318,7 @@ def _hashable_observation(observation: str | Observation) -> Any:
 
 
 def demonstrations(
-    environment: SolvableEnvironment,
+    environment: Expert,
     *,
     rooms: int,
     settings: dict[str, Any],
@@ -294,9 +339,12 @@ def demonstrations(
       play: further arguments of `play_expert`.
 
     Raises:
-      ValueError: every problem has no solution or cannot be played.
+      ValueError: every problem has no solution or cannot be played, or as in `play_expert`.
     """
     import tensorflow_datasets as tfds
+
+    if not play.get("sentences", True):
+        del play["sentences"]  # the default: the data set keeps the name it had without this option
 
     # Both stay empty if the examples are read from the data set.
     unsolved = []  # seeds of the problems without a solution

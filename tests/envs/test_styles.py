@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from env_names import OURS
 
-from ragen_jax.envs import ENVS
+from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.styles import TEMPLATE, UNGROUNDED
 from ragen_jax.envs.types import StyledEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -47,6 +47,53 @@ def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environ
         half, other = texts["grounded"].split(" plan")[0], texts["template"]
         for hybrid in (f"{half} and win", f"{other} plan Up", other[:-3], f"Now {half} plan Up"):
             assert not any(style.matches(hybrid) for style in styles.values())
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("sokoban", {}),
+        ("sokoban", {"size": (8, 8), "num_boxes": 3}),
+        ("frozen_lake", {"size": (3, 5), "frozen": 0.9}),
+        ("countdown", {}),
+        ("countdown", {"count": (1, 3), "operators": "+-*/", "targets": (1, 20)}),
+        ("bandit", {"arms": 3}),
+        ("bandit", {"pulls": 3, "told": False}),
+        ("metamathqa", {"operations": (1, 6)}),
+    ],
+)
+def test_the_first_sentence_style_is_what_narrate_writes_and_no_other_reads_as_it(name, options):
+    environment, rng = make_env(name, **options, split="imitation"), np.random.default_rng(0)
+    styles = environment.sentence_styles
+    assert list(styles) == ["grounded", *UNGROUNDED]
+    for seed in range(40):
+        state = environment.reset(seed)
+        plan = environment.solve(state)[: seed % 5]
+        texts = {name: style.write(state, plan, rng) for name, style in styles.items()}
+        assert texts["grounded"] == environment.narrate(state, plan)
+        for style, text in texts.items():
+            assert styles[style].matches(text)
+            assert styles["grounded"].matches(text) == (style == "grounded")
+            assert styles["template"].matches(text) == style.startswith("template")
+            assert not styles[style].matches(text + " Up?")
+            assert not styles[style].openings or text.startswith(styles[style].openings)
+        half, other = texts["grounded"].split(".")[0], texts["template"]
+        for hybrid in (f"{half} and win.", f"{other} The plan is Up.", f"Now {texts['grounded']}"):
+            assert not any(style.matches(hybrid) for style in styles.values())
+    # The first words distinguish the grounded texts from all others.
+    assert not set(styles["grounded"].openings) & set(styles["template"].openings)
+
+
+def test_a_grounded_sentence_of_a_given_question():
+    style = make_env("metamathqa").sentence_styles["grounded"]
+    assert not style.matches("The answer is 3.")
+    file_styles = type("Given", (ENVS["metamathqa"],), {"__init__": lambda self: None})()
+    file_styles._file_questions = ()
+    style = file_styles.sentence_styles["grounded"]
+    assert style.matches("The answer is \\frac{1}{2}.\nPi.") and style.matches(
+        "The answer follows."
+    )
+    assert not style.matches("The answer is 3") and style.openings == ("The",)
 
 
 @pytest.mark.medium

@@ -538,6 +538,61 @@ def test_a_full_prompt_for_text_answers(tokenizer):
     assert "user\n1 2\nYou have 2 answer(s) left.<|im_end|>" in shown(used=1, max_actions=3)
 
 
+@pytest.mark.parametrize(
+    "most, example, actions",
+    [
+        (1, "Up", "one of Up, Down, Left, Right"),
+        (2, "Up||Down", "at most 2 of Up, Down, Left, Right"),
+        (5, "Up||Down", "at most 5 of Up, Down, Left, Right"),
+    ],
+)
+def test_brief_prompt_by_hand(tokenizer, most, example, actions):
+    chat = terse(tokenizer, prompt="brief", actions_per_turn=most)
+    text = chat.text(chat.prompt_ids([], chat.observe("GRID", actions_used=3, last_valid=True)))
+    # Without `brief`, the rules are the instructions.
+    assert text == (
+        f"<|im_start|>system\n{RULES}\n"
+        f"Reply as <think>reasoning</think><answer>{example}</answer>: {actions}.<|im_end|>\n"
+        "<|im_start|>user\nGRID\n7 actions left.<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+    reply = chat.read(encode(tokenizer, f"x</think><answer>{example}</answer>"))
+    assert reply.valid and "||".join(reply.actions) == example
+
+
+def test_brief_rules_come_from_the_environment(tokenizer):
+    room = make_env("sokoban")
+    chat = terse(tokenizer, room, prompt="brief")
+    assert chat.system.startswith(room.brief + "\nReply as <think>")
+    assert terse(tokenizer, room).system is None
+    assert terse(tokenizer, room, prompt="full").system.startswith(room.instructions)
+    one = dict(prompt="brief", actions_per_turn=1, max_actions=1)
+    game = make_env("countdown")
+    expected = f"{game.brief}\nReply as <think>reasoning</think><answer>answer</answer>."
+    assert terse(tokenizer, game, **one).system == expected
+    silent = SimpleNamespace(actions=(), instructions="")
+    assert terse(tokenizer, silent, **one).system.startswith("Reply as <think>")
+
+
+def test_brief_messages_state_the_actions_left_only_if_they_matter(tokenizer):
+    def message(game, used, **changes):
+        chat = terse(tokenizer, game, prompt="brief", **changes)
+        return chat.observe("GRID", actions_used=used, last_valid=True)
+
+    assert message(GAME, 8) == "GRID\n2 actions left."
+    assert message(GAME, 9) == "GRID\n1 action left."
+    # One reply may use them all.
+    assert message(GAME, 0, max_actions=2) == message(GAME, 0, max_actions=1) == "GRID"
+    one = dict(actions_per_turn=1)
+    assert message(SUM, 0, **one, max_actions=3) == "GRID\n3 answers left."
+    assert message(SUM, 2, **one, max_actions=3) == "GRID\n1 answer left."
+    assert message(SUM, 0, **one, max_actions=1) == "GRID"
+    # Environments say whether they matter.
+    assert message(make_env("webshop"), 1, **one, max_actions=9) == "GRID\n8 answers left."
+    assert message(make_env("sokoban"), 1) == "GRID"
+    invalid = terse(tokenizer, prompt="brief").observe("GRID", actions_used=9, last_valid=False)
+    assert invalid == NOTICE + "\nGRID\n1 action left."
+
+
 # ---- replies ------------------------------------------------------------------------------------
 
 
@@ -785,7 +840,7 @@ def test_bad_arguments_are_named(tokenizer):
         terse(tokenizer, context="sliding")
     with pytest.raises(ValueError, match="env.window is 0; it must be at least 1"):
         terse(tokenizer, context="window", window=0)
-    with pytest.raises(ValueError, match=r"'long'; accepted: full, terse"):
+    with pytest.raises(ValueError, match=r"'long'; accepted: full, brief, terse"):
         terse(tokenizer, prompt="long")
     with pytest.raises(ValueError, match="has no chat template"):
         terse(bpe(template=None))

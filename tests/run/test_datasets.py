@@ -579,6 +579,95 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
     assert set(mixed["grounded"]) <= set(mixed["template"])
 
 
+@pytest.mark.parametrize("name", ["sokoban", "frozen_lake", "bandit", "metamathqa"])
+def test_an_expert_in_sentences_does_the_same(name):
+    environment = make_env(name, split="imitation")
+    play = dict(plan_moves=3, **BUDGETS)
+    seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + 10)
+    words = list(play_expert(environment, seeds, **play))
+    examples = list(play_expert(environment, seeds, **play, sentences=True))
+    assert words == list(play_expert(environment, seeds, **play, sentences=False))
+    for word, sentence in zip(words, examples, strict=True):
+        (explained, answer), (text, other) = (
+            example.pop("reply").split("</think>") for example in (word, sentence)
+        )
+        assert answer == other and word == sentence and text != explained
+        assert environment.sentence_styles["grounded"].matches(text)
+
+
+def test_an_expert_in_sentences_shows_several_solutions():
+    environment = make_env("countdown", split="imitation")
+    play = dict(plan_moves=1, actions_per_turn=1, max_turns=1, max_actions=1)
+    seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + 30)
+    examples = list(play_expert(environment, seeds, **play, sentences=True))
+    assert examples == list(play_expert(environment, seeds, **play, sentences=True))
+    plain = [
+        example["reply"].split("<answer>")[1] for example in play_expert(environment, seeds, **play)
+    ]
+    assert plain == [f"{environment.solve(environment.reset(seed))[0]}</answer>" for seed in seeds]
+    usual = 0
+    for seed, example in zip(seeds, examples, strict=True):
+        state = environment.reset(seed)
+        text, answer = example["reply"].removesuffix("</answer>").split("</think><answer>")
+        assert environment.step(state, answer).info["success"]
+        assert text == environment.narrate(state, (answer,))
+        usual += (answer,) == environment.solve(state)
+    assert usual < 15
+
+
+def test_sentences_mix_their_own_styles():
+    environment = make_env("countdown", split="imitation")  # it has no `styles`
+    play = dict(plan_moves=1, actions_per_turn=1, max_turns=1, max_actions=1, sentences=True)
+    seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + 60)
+    shown = list(play_expert(environment, seeds, styles=dict(grounded=0.5, template=1.0), **play))
+    styles = environment.sentence_styles
+    texts = [example["reply"].split("</think>")[0] for example in shown]
+    counts = [sum(map(styles[name].matches, texts)) for name in ("grounded", "template")]
+    assert counts[1] == 60 and sum(counts) == len(texts) and 15 < counts[0] < 45
+
+
+class Terse:
+    """Bandit whose expert has no sentences, or only one kind of them."""
+
+    def __init__(self, *members):
+        self._environment, self._members = make_env("bandit", split="imitation"), members
+
+    def __getattr__(self, name):
+        if name in ("narrate", "sentence_styles") and name not in self._members:
+            raise AttributeError(name)
+        return getattr(self._environment, name)
+
+
+def test_an_expert_without_sentences_is_refused(tmp_path):
+    play = dict(plan_moves=1, **BUDGETS, sentences=True)
+    line = "environment Terse has no narrate .*types.py.*, which demonstrations for a language mod"
+    for call in (
+        lambda: list(play_expert(Terse(), [IMITATION_SEEDS], **play)),
+        lambda: fingerprint(Terse(), **play),
+        lambda: demonstrations(Terse(), rooms=3, settings={}, directory=tmp_path, **play),
+    ):
+        with pytest.raises(ValueError, match=line):
+            call()
+    assert fingerprint(Terse("narrate"), **play)
+    with pytest.raises(ValueError, match="environment Terse has no sentence_styles "):
+        fingerprint(Terse("narrate"), **play, styles=dict(silent=1.0))
+
+
+def test_only_sentences_change_the_name_of_a_data_set(tmp_path):
+    environment = make_env("bandit", split="imitation")
+    play = dict(plan_moves=1, **BUDGETS)
+
+    def folders(**changes):
+        demonstrations(environment, rooms=20, settings={}, directory=tmp_path, **play | changes)
+        return {path.name for path in tmp_path.iterdir() if path.is_dir()}
+
+    first = folders()
+    assert len(first) == 1 and folders(sentences=False) == first
+    assert len(folders(sentences=True)) == 2
+    usual, changed = (fingerprint(environment, **play, sentences=x) for x in (False, True))
+    assert usual == fingerprint(environment, **play) != changed
+
+
 RACE = """
 import sys, time
 from pathlib import Path
