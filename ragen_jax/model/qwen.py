@@ -99,6 +99,23 @@ class ModelConfig:
             )
 
 
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
+    """Return the float32 frequencies [head_dim / 2] of the rotary embedding, in radians a position.
+
+    Args:
+      head_dim, theta, scaling: see `ModelConfig`.
+    """
+    frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
+    if scaling is not None:
+        kept = 0.0
+        if scaling.kind == "llama3":
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            turns = scaling.original_max_positions * frequency / (2 * math.pi)
+            kept = jnp.clip((turns - low) / (high - low), 0, 1)
+        frequency = frequency * (kept + (1 - kept) / scaling.factor)
+    return frequency
+
+
 def rotary_angles(
     positions: jax.Array,
     head_dim: int,
@@ -113,14 +130,7 @@ def rotary_angles(
         position, the next section[1] with the second, the others with the third (arXiv 2409.12191).
       head_dim, theta, scaling, section: see `ModelConfig`.
     """
-    frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
-    if scaling is not None:
-        kept = 0.0
-        if scaling.kind == "llama3":
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            turns = scaling.original_max_positions * frequency / (2 * math.pi)
-            kept = jnp.clip((turns - low) / (high - low), 0, 1)
-        frequency = frequency * (kept + (1 - kept) / scaling.factor)
+    frequency = rotary_frequencies(head_dim, theta, scaling)
     if positions.ndim == 3:
         position = jnp.moveaxis(positions[np.repeat(np.arange(3), section)], 0, -1)[..., None, :]
     else:

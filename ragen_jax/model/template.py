@@ -164,6 +164,8 @@ def parse_chat_template(
     tools: Sequence[dict[str, Any]] = (),
     image_pad: int | None = None,
     date: str | None = None,
+    *,
+    think: bool = True,
 ) -> Template:
     """Parse the tokenizer's chat template into a `Template` by rendering it around marks.
 
@@ -174,6 +176,8 @@ def parse_chat_template(
       image_pad: the id that stands for an image in the rendered template; None: the model has no
         vision tower.
       date: the day that the template writes, if any; see `with_date`.
+      think: whether a reply begins inside <think>, which is added if the template does not write
+        it; False is for conversations without reasoning.
 
     Raises:
       ValueError: there is no chat template, or it refuses such a conversation, makes random
@@ -209,9 +213,9 @@ def parse_chat_template(
     image_text = "" if image_pad is None else _around_image(tokenizer)
     written += image_text
     control = _control_ids(tokenizer, written)
-    think = "" if last.rstrip().endswith("<think>") else "<think>"
+    added = "<think>" if think and not last.rstrip().endswith("<think>") else ""
     opening, between, middle = (
-        _apart(tokenizer, control, text) for text in (head, tail, last + think)
+        _apart(tokenizer, control, text) for text in (head, tail, last + added)
     )
     close = between[0] if between else None
     if not isinstance(close, Control):
@@ -229,7 +233,7 @@ def parse_chat_template(
             )
         result_between = _before_message(tokenizer, control, parts)
         result_middle = _after_message(
-            tokenizer, control, _apart(tokenizer, control, after_result + think)
+            tokenizer, control, _apart(tokenizer, control, after_result + added)
         )
     sides = None if image_pad is None else _image_sides(tokenizer, control, image_text, image_pad)
     if system is not None:
@@ -241,8 +245,8 @@ def parse_chat_template(
         between=_before_message(tokenizer, control, between),
         middle=_after_message(tokenizer, control, middle),
         close_id=close.id,
-        lead=(last + think).removeprefix(name) if last.startswith(name) else think,
-        added=think,
+        lead=(last + added).removeprefix(name) if last.startswith(name) else added,
+        added=added,
         tools=tuple(tools),
         result_between=result_between,
         result_middle=result_middle,

@@ -429,7 +429,8 @@ def test_published_shapes_as_config_json(name):
     config = families.SHAPES[name]
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
-    kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3": "qwen3", "llama": "llama"}
+    kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3": "qwen3"}
+    kinds |= {"llama": "llama", "smollm2": "llama"}
     assert fields["model_type"] == next(kinds[start] for start in kinds if name.startswith(start))
 
 

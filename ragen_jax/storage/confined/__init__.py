@@ -56,6 +56,18 @@ def check_parquet(*paths: str | Path, rows: int = BATCH_ROWS, most: int | None =
     _confine("Parquet", request, SECONDS + size // BYTES_PER_SECOND)
 
 
+def check_gguf(*paths: str | Path) -> None:
+    """Refuse GGUF files whose header takes too much memory or time to read.
+
+    A file that cannot be read passes; its reader reports it.
+
+    Raises:
+      ValueError: a file's header exceeds a limit. The message names the file.
+    """
+    request = {"task": "read_gguf", "paths": list(map(str, paths))}
+    _confine("GGUF", request, SECONDS, mapped=sum(map(os.path.getsize, paths)))
+
+
 def check_tokenizer(directory: Path, files: Sequence[Path]) -> None:
     """Refuse a tokenizer if it or its chat template takes too much memory or time.
 
@@ -85,17 +97,19 @@ def _check_tokenizer(directory: str, *_: Any) -> None:
     _confine(directory, request, SECONDS)
 
 
-def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
+def _confine(what: str, request: dict[str, Any], seconds: int, mapped: int = 0) -> None:
     """Run a task of child.py.
 
     Args:
       what: the file, for messages; lines of the child with a `path` name another.
+      seconds: limit on the child's processor time.
+      mapped: bytes of files that the child maps into memory, which do not count as its memory.
 
     Raises:
       ValueError: the task refuses the file, or exceeds a limit.
       RuntimeError: the child does not start, which no file can cause.
     """
-    command = (sys.executable, "-P", str(CHILD), str(MEMORY), str(seconds))
+    command = (sys.executable, "-P", str(CHILD), str(MEMORY + mapped), str(seconds))
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

