@@ -53,6 +53,7 @@ SEEDS = 2**29
 # below 2**63.
 EVAL_SEEDS = 2**30
 MAX_TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
+SOLVER = "solver"  # value of warmstart.demonstrations
 MAX_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
@@ -77,12 +78,19 @@ def day(default: str, *read: ReadWhen) -> str:
 WITH_TIME_LIMIT = ReadWhen(("env.time_limit",), bool)
 TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
 NOT_TINY = ReadWhen(("model.path",), lambda path: path != "tiny")
+FINE_TUNE = ReadWhen(
+    ("model.path", "warmstart.fine_tune"), lambda path, fine_tune: path != "tiny" and fine_tune
+)
+IMITATION = ReadWhen(
+    ("model.path", "warmstart.fine_tune"), lambda path, fine_tune: path == "tiny" or fine_tune
+)
 WITH_VISION = ReadWhen(("warmstart.tower_layers",), bool)
 LORA = ReadWhen(("model.lora.rank",), lambda rank: rank > 0)
 NOT_LORA = ReadWhen(("model.lora.rank",), lambda rank: rank == 0)
 CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
 TOKEN_LEVEL = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
 BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
+CLIP = ReadWhen(("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].clips)
 SECOND_CLIP = ReadWhen(
     ("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].second_clip
 )
@@ -140,7 +148,8 @@ class Lora(Section):
 class Model(Section):
     """The model that is trained."""
 
-    path: str = text("tiny")  # "tiny" (see warmstart), or a Hugging Face directory or hub id
+    # "tiny" (see warmstart), a Hugging Face directory or hub id, or a GGUF file
+    path: str = text("tiny")
     # dtype of activations and matrix products; parameters are float32
     dtype: str = one_of("float32", hf.COMPUTE_DTYPES)
     # attention kernel: auto | xla | cudnn (GPU) | splash (TPU)
@@ -167,7 +176,7 @@ class Env(Section):
     max_context: int = whole(0, 0, 2 * MAX_TOKENS)
     # number of training problems, which are repeated; 0: new problems every step
     pool: int = whole(0, 0, 10**6)
-    # "full": rules, format, budgets; "terse": only the observation
+    # "full": rules, format, budgets; "brief": the same in few tokens; "terse": only the observation
     prompt: str = one_of("full", chat.PROMPTS)
     max_turns: int = whole(5, 1, 1000)  # maximum replies per episode
     actions_per_turn: int = whole(2, 1, 1000)  # maximum actions executed per reply
@@ -292,7 +301,7 @@ class Algorithm(Section):
     """The loss."""
 
     # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
-    # reinforce_plus_plus_baseline
+    # reinforce_plus_plus_baseline | raft (imitates the best members of each group)
     name: str = one_of("grpo", algorithms.ALGORITHMS)
     # ppo, reinforce_plus_plus: discount per sampled token
     gamma: float = above(1.0, 0, 1, TOKEN_LEVEL)
@@ -301,10 +310,10 @@ class Algorithm(Section):
     turn_gamma: float = above(1.0, 0, 1, CRITIC, BI_LEVEL)  # discount per turn of bi_level
     # scale advantages by the group's std / largest std of the step
     soft_weights: bool = flag(False)
-    # ppo (dual clip) | gspo (sequence ratios) | cispo
+    # ppo (dual clip) | gspo (sequence ratios) | cispo | reinforce (no ratio)
     objective: str = one_of("ppo", objectives.OBJECTIVES)
-    clip_low: float = number(0.2, 0, 1)  # lower bound of the ratio: 1 - clip_low
-    clip_high: float = number(0.28, 0, 1000)  # upper bound of the ratio: 1 + clip_high
+    clip_low: float = number(0.2, 0, 1, CLIP)  # lower bound of the ratio: 1 - clip_low
+    clip_high: float = number(0.28, 0, 1000, CLIP)  # upper bound of the ratio: 1 + clip_high
     # dual clip for negative advantages, above 1; 0: none
     clip_c: float = number(3.0, 0, 1000, SECOND_CLIP)
     aggregation: str = one_of("token-mean", losses.AGGREGATIONS)  # a key of losses.AGGREGATIONS
@@ -545,9 +554,16 @@ class SamplingMesh(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Warmstart(Section):
-    """The tiny agent, used when model.path is "tiny"."""
+    """Imitation before training: of the tiny agent, or supervised fine-tuning of a model."""
 
-    seed: int = whole(0, 0, 2**63 - 1, TINY)  # seed of its parameters and data order
+    # Whether a language model is first fine-tuned on demonstrations of the environment's
+    # solver; the tiny agent always imitates.
+    fine_tune: bool = flag(False, NOT_TINY)
+    # "solver", or a JSON Lines or Parquet file of chat messages to imitate instead; rooms,
+    # plan_moves, styles and options are then not read
+    demonstrations: str = text(SOLVER, FINE_TUNE)
+    # seed of the tiny agent's parameters, and of the order of the demonstrations
+    seed: int = whole(0, 0, 2**63 - 1, IMITATION)
     width: int = whole(96, 2, 4096, TINY)
     layers: int = whole(2, 1, 64, TINY)
     heads: int = whole(4, 1, 64, TINY)
@@ -555,20 +571,28 @@ class Warmstart(Section):
     mlp_width: int = whole(256, 1, 2**14, TINY)
     tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
     tower_width: int = whole(64, 16, 4096, TINY, WITH_VISION)
-    rooms: int = whole(8192, 1, 2**17, TINY)  # number of solved problems to imitate
-    plan_moves: int = whole(4, 0, 1000, TINY)  # moves of the solver's plan in the reasoning
-    # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
-    # the environment's `explain`
+    rooms: int = whole(8192, 1, 2**17, IMITATION)  # number of solved problems to imitate
+    # moves of the solver's plan in the reasoning
+    plan_moves: int = whole(4, 0, 1000, IMITATION)
+    # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty: the
+    # environment's `explain`, or `narrate` for a language model
     styles: Mapping[str, float] = fractions(dict())
     # env.options that differ in the demonstrations, for example an easier world
-    options: Mapping[str, Any] = section(dict(), TINY)
-    batch: int = whole(64, 1, 2**14, TINY)  # replies per update
-    learning_rate: float = above(3e-3, 0, 1, TINY)
-    check_every: int = whole(50, 1, MAX_INTERVAL, TINY)  # updates between checks of success
-    check_episodes: int = whole(256, 1, 10**5, TINY)  # problems per check, at temperature 1
-    success: float = number(0.35, 0, 1, TINY)  # success rate at which imitation stops; 0 to 1
-    # maximum updates; an error if success is not reached by then
-    max_updates: int = whole(6000, 1, MAX_INTERVAL, TINY)
+    options: Mapping[str, Any] = section(dict(), IMITATION)
+    # demonstrations per update: rows, which are single replies where prompts show one turn
+    batch: int = whole(64, 1, 2**14, IMITATION)
+    learning_rate: float = above(3e-3, 0, 1, IMITATION)
+    # constant | linear, cosine: decay to 0 over max_updates
+    schedule: str = one_of("constant", schedules.SCHEDULES, FINE_TUNE)
+    # updates of linear warm-up from 0 (the tiny agent: 50)
+    warmup_updates: int = whole(10, 0, MAX_INTERVAL, FINE_TUNE)
+    check_every: int = whole(50, 1, MAX_INTERVAL, IMITATION)  # updates between checks of success
+    # problems per check, at temperature 1
+    check_episodes: int = whole(256, 1, 10**5, IMITATION)
+    success: float = number(0.35, 0, 1, IMITATION)  # success rate at which imitation stops; 0 to 1
+    # Maximum updates. If success is not reached by then, the tiny agent is refused; a language
+    # model is used as it is.
+    max_updates: int = whole(6000, 1, MAX_INTERVAL, IMITATION)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,8 @@ tiny (default)
 llm
     As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
     devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
+smollm2-135m, smollm2-360m, smollm2-1.7b
+    Small language models with brief prompts, which first imitate the solver (docs/cli.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, three or four numbers up to 99, 400 new
     tokens per reply. Not trained here yet.
@@ -29,7 +31,13 @@ agent needs a larger `rollout.max_new_tokens` (about 56).
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
+from ragen_jax.configs.presets import ONE_REPLY, SMALL_LLMS, TINY_REPLIES, build_config
+
+EASY = {
+    "env.options.count": (3, 3),
+    "env.options.largest": 30,
+    "env.options.targets": (10, 60),
+}
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
@@ -48,10 +56,9 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         ),
         tiny={
             **TINY_REPLIES,
-            "env.options.count": (3, 3),
-            "env.options.largest": 30,
-            "env.options.targets": (10, 60),
+            **EASY,
             "optimizer.learning_rate": 4e-4,
             "warmstart.success": 0.15,
         },
+        models=dict.fromkeys(SMALL_LLMS, EASY),
     )

@@ -15,6 +15,8 @@ tiny (default)
     seeds; docs/results/mixture_tiny.md); Sokoban and FrozenLake +10, Countdown +14.
     Differences from the paper: those of the three config files; imitation ends when success is 0.15
     in each environment.
+smollm2-135m, smollm2-360m, smollm2-1.7b
+    Small language models with brief prompts. Not trained here yet.
 llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The settings of the three config files, with the algorithm of Sokoban. Not trained here yet.
 """

@@ -1,7 +1,7 @@
 """Presets of all environments: a model and the settings that fit its size."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -20,12 +20,20 @@ LLMS = {
     "qwen3-4b": "Qwen/Qwen3-4B",
 }
 
+# Small language models, with settings for two CPU cores: brief prompts, and a start that imitates
+# the environment's expert.
+SMALL_LLMS = {
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+}
+
 # Vision-language models, for environments that render images.
 VISION_LLMS = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
 DRAWING_ENVIRONMENTS = ("sokoban", "frozen_lake")
 TINY_VL = "tiny-vl"  # the tiny agent with a vision tower
 
-PRESETS = ("tiny", "llm", *LLMS)  # presets of every environment
+PRESETS = ("tiny", "llm", *SMALL_LLMS, *LLMS)  # presets of every environment
 VISION_PRESETS = (TINY_VL, *VISION_LLMS)  # presets of environments that render images
 
 # Placement on devices (docs/preflight.md). REPLICATED: parameters are replicated, rows are split.
@@ -56,6 +64,43 @@ SIZE_FIELDS = {  # maximum number of parameters -> fields
 }
 # Maximum number of parameters -> rows per device.
 ROWS_PER_DEVICE = {10**8: 4, 5 * 10**8: 4, math.inf: 1}
+
+
+# Environments whose expert writes sentences, which a language model can imitate (`narrate`).
+NARRATING_ENVIRONMENTS = ("sokoban", "frozen_lake", "countdown", "bandit", "metamathqa")
+# Settings of SMALL_LLMS that differ from configs/base.py, for two CPU cores.
+SMALL = {
+    "env.prompt": "brief",
+    "rollout.groups": 16,
+    "rollout.group_size": 8,
+    "algorithm.kl_coef": 0.0,
+    "algorithm.entropy_coef": 0.0,
+    "optimizer.learning_rate": 2e-5,
+    "optimizer.minibatches": 2,
+    "diagnose.every": 5,
+    "diagnose.flow_every": 10,
+    "diagnose.first_turn_samples": 8,
+    "diagnose.trajectory_samples": 8,
+    "eval.episodes": 192,
+    "eval.every": 10,
+    "eval.temperature": 1.0,
+    "checkpoint.every": 10,
+    "checkpoint.keep": 1,
+    "steps": 30,
+}
+# The same for NARRATING_ENVIRONMENTS: imitation comes first, and sentences are short.
+TAUGHT = {
+    "env.context": "single_turn",
+    "rollout.max_new_tokens": 96,
+    "warmstart.fine_tune": True,
+    "warmstart.rooms": 2048,
+    "warmstart.batch": 16,
+    "warmstart.learning_rate": 2e-4,
+    "warmstart.check_every": 10,
+    "warmstart.check_episodes": 64,
+    "warmstart.success": 0.3,
+    "warmstart.max_updates": 120,
+}
 
 
 def split_preset(preset: str) -> tuple[str, list[str]]:
@@ -102,8 +147,13 @@ def apply(config: ConfigDict, model: str) -> None:
         config.checkpoint.every = 25
         config.steps = 250
     elif model == "llm":
-        for name, kind in OPEN_FIELDS.items():
-            config.update_from_flattened_dict({name: placeholder(kind)})
+        _leave_open(config, OPEN_FIELDS)
+    elif model in SMALL_LLMS:
+        _leave_open(config, [name for name in OPEN_FIELDS if name != "model.path"])
+        config.model.path = SMALL_LLMS[model]
+        config.update_from_flattened_dict(SMALL)
+        if config.env.name in NARRATING_ENVIRONMENTS:
+            config.update_from_flattened_dict(TAUGHT)
     else:
         config.model.path = (LLMS | VISION_LLMS)[model]
         config.model.dtype = "bfloat16"
@@ -117,6 +167,12 @@ def apply(config: ConfigDict, model: str) -> None:
         config.env.options.tile = 8  # pixels; one token of the tower
     if model in VISION_PRESETS:
         config.env.options.observation = "image"
+
+
+def _leave_open(config: ConfigDict, names: Iterable[str]) -> None:
+    """Leave fields open, for ragen_jax/config/auto_fields.py."""
+    for name in names:
+        config.update_from_flattened_dict({name: placeholder(OPEN_FIELDS[name])})
 
 
 # What presets `tiny` of environments with one short reply have in common.

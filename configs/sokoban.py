@@ -20,6 +20,8 @@ qwen2.5-3b
     The paper's main setting: PPO with a critic, full history, 400 new tokens per reply, the
     absolute tolerance of its filter (filter.eps), bfloat16 with float32 parameters. Its peak
     success in the paper: 12.9 without a filter, 28.9 with the filter (table 4).
+smollm2-135m, smollm2-360m, smollm2-1.7b
+    Small language models with brief prompts, which first imitate the solver (docs/cli.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The same with group-relative advantages; append +ppo for PPO. docs/preflight.md lists the TPUs
     on which they fit. Not trained here yet; expect hours on several accelerators.

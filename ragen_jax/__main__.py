@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "export the model of a run's checkpoint in Hugging Face format",
     "check_data": "show and play the problems of a config, and check its environment",
     "warmstart": "build the tiny agent that a config starts from",
+    "sft": "fine-tune a language model on an environment's demonstrations",
     "preflight": "compile a run for a TPU pod before renting it",
     "lab": "experiments of many small runs: claims of the papers, detectors, treatments",
     "retriever": "index a corpus and serve it for search_qa",

@@ -166,6 +166,7 @@ def of_model(path: str, names: Sequence[str]) -> tuple[Config, Policy]:
     given = CONFIG.value
     adapted = lora.is_adapter(path)
     given.model.path = lora.base_model(path) if adapted else path
+    given.warmstart.fine_tune = False  # the model is evaluated as it is
     config = load_config(given)
     warn_unread(config, names)
     if adapted:

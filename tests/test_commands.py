@@ -53,11 +53,15 @@ SMALL += ["--config.env.max_turns=2"]
 AGENT = ["--config.warmstart.rooms=1024", "--config.warmstart.success=0.0"]  # as in conftest.py
 AGENT += ["--config.warmstart.check_every=150", "--config.warmstart.check_episodes=16"]
 
+FEW = [f"--config.warmstart.{name}" for name in ("rooms=12", "batch=4", "max_updates=1")]
+FEW += ["--config.warmstart.check_episodes=1", "--config.optimizer.micro_batch=2"]
+
 
 def shortened(command, workdir, model):
     """Return the words of a README command, with options that make it short and local."""
     module, *words = shlex.split(command, comments=True)
     places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir), "step=240": "step=1"}
+    places |= {"runs/taught/policy": str(model), "--workdir=runs/taught": f"--workdir={workdir}"}
     words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
     text = " ".join(words)
     if module == "ragen_jax.train":
@@ -66,6 +70,8 @@ def shortened(command, workdir, model):
             words += [f"--config.model.path={model}", "--config.model.dtype=float32"]
             words += ["--config.sampling_mesh.tensor=1", "--config.reward.overlong_buffer=2"]
         words += SMALL if "model.path" in " ".join(words) else AGENT
+    elif module == "ragen_jax.sft":
+        words += [f"--config.model.path={model}", "--config.rollout.max_new_tokens=4", *FEW]
     elif module == "ragen_jax.evaluate":
         words += ["--config.eval.episodes=4", "--config.diagnose.micro_batch=4"]
         words += ["--config.rollout.max_new_tokens=24"] if "--model" in text else []
@@ -94,7 +100,7 @@ def run(tmp_path_factory):
 def test_the_readme_has_commands_of_every_kind():
     modules = [command.split()[0].removeprefix("ragen_jax.") for command in README]
     kinds = {"train", "evaluate", "export", "report", "plot", "lab", "preflight"}
-    kinds |= {"check_data", "score"}
+    kinds |= {"check_data", "score", "sft"}
     assert set(modules) == kinds
     assert len(README) >= 12
 
@@ -114,7 +120,18 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     mine = [word for word in shlex.split(command, comments=True) if "=" in word]
     for word in mine:
         assert word.removeprefix("--config.").split("=")[0] not in out, "not read"
-    assert ("DIR_OR_HUB_ID" in command or "qwen" in command) == (str(language_model) in err)
+    own = any(name in command for name in ("DIR_OR_HUB_ID", "qwen", "runs/taught"))
+    assert own == (str(language_model) in err)
+
+
+@pytest.mark.parametrize("command", [c for c in README if c.startswith("ragen_jax.sft")])
+def test_a_fine_tuning_command_of_the_readme(command, language_model, tmp_path):
+    code, out, err = call(*shortened(command, tmp_path / "taught", language_model))
+    assert code == 0, err
+    policy = tmp_path / "taught" / "policy"
+    assert json.loads(out.splitlines()[-1]) == {"model": str(policy)}
+    assert (policy / "model.safetensors").exists()
+    assert "held-out loss" in (tmp_path / "taught" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -454,7 +471,8 @@ def test_a_model_is_evaluated_with_what_evaluation_reads(language_model):
     _, out = evaluated(*words, "--config.warmstart.rooms=128")
     assert out.splitlines()[0] == (
         "warning: steps, algorithm.lam, eval.every are set but not read by evaluate --model; "
-        f"warmstart.rooms is set but not read with model.path={language_model}"
+        f"warmstart.rooms is set but not read with model.path={language_model}, "
+        "warmstart.fine_tune=False"
     )
     code, _, err = call("ragen_jax.evaluate", f"--model={language_model}")
     assert code == 2 and "train a language model with --config=configs/sokoban.py:llm" in err

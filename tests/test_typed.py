@@ -32,7 +32,7 @@ WRONG = {
     "ragen_jax.plot folder --out=curves.png/x.png": "folder curves.png does not exist",
     "ragen_jax.train --config=sokoban --config=sudoku": "--config is given 2 times; give it once",
     "ragen_jax.train --config=sokoban+ppo": "recipes come after a preset: sokoban:tiny+ppo",
-    "ragen_jax.train --config=sokoban:large": "has no preset 'large'; accepted: tiny, llm, qwen",
+    "ragen_jax.train --config=sokoban:large": "has no preset 'large'; accepted: tiny, llm, smol",
     "ragen_jax.train --config=sokoban:tiny+pppo": "error: unknown recipe 'pppo'; did you mean ppo?",
     "ragen_jax.train --config=sokoban:llm": "preset llm needs --config.model.path=DIR_OR_HUB_ID",
     "ragen_jax.train --config.model.path=none --config=sokoban:llm": "no model directory none; it",

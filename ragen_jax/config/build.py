@@ -53,6 +53,7 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import (
     Environment,
     LiveEnvironment,
+    SentenceEnvironment,
     SolvableEnvironment,
     StyledEnvironment,
 )
@@ -150,7 +151,8 @@ def tiny_tokenizer(config: Config) -> "PreTrainedTokenizerFast":
 def build_styles(config: Config, environment: Environment) -> dict[str, Style]:
     """Return the styles that config.warmstart.styles mixes, in the environment's order.
 
-    {} if there is no mixture.
+    An agent that reads terse prompts writes the words of `styles`; a language model writes
+    `sentence_styles`. {} if there is no mixture.
 
     Raises:
       ValueError: the environment lacks a style, or the fractions are unusable.
@@ -158,12 +160,17 @@ def build_styles(config: Config, environment: Environment) -> dict[str, Style]:
     fractions = config.warmstart.styles
     if not fractions:
         return {}
-    known = environment.styles if isinstance(environment, StyledEnvironment) else {}
+    member, known = "sentence_styles", {}
+    if config.env.prompt == "terse":
+        member = "styles"
+        known = environment.styles if isinstance(environment, StyledEnvironment) else {}
+    elif isinstance(environment, SentenceEnvironment):
+        known = environment.sentence_styles
     unknown = [name for name in fractions if name not in known]
     if unknown:
         raise ValueError(
             f"config.warmstart.styles has {', '.join(unknown)}, but environment "
-            f"{config.env.name!r} has {', '.join(known) or 'no styles (envs/types.py)'}"
+            f"{config.env.name!r} has {', '.join(known) or f'no {member} (envs/types.py)'}"
         )
     return {name: style for name, style in known.items() if fractions.get(name)}
 

@@ -10,16 +10,15 @@ Axes: B rows, T tokens, N images, P patches, C values per patch.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.core import FrozenDict
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -27,40 +26,45 @@ from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.config.build import (
     build_budgets,
     build_chat,
-    build_environment,
     build_limits,
     environment_settings,
     tiny_images,
     tiny_shape,
     tiny_tokenizer,
-    tiny_words,
 )
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config, Warmstart
-from ragen_jax.core.domains import plain
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
-from ragen_jax.core.types import Array, Episode, Params, Turn
-from ragen_jax.envs.types import Environment, SolvableEnvironment, State
+from ragen_jax.core.types import Array, Episode, Params
+from ragen_jax.envs.types import Environment, State
 from ragen_jax.model import hf
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.model.template import PromptError
 from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable, NoImages
 from ragen_jax.model.vision.images import Grid, preprocess
 from ragen_jax.model.vision.positions import Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
-from ragen_jax.rollout.chat import Chat, images_of
-from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, begin, identify
+from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import (
     PlaySettings,
-    Room,
     Sampling,
 )
 from ragen_jax.run import datasets
+from ragen_jax.run.demonstrations import (
+    FEW_PROBLEMS,
+    as_episodes,
+    describe_few_problems,
+    expert_arguments,
+    hold_back,
+    imitation_config,
+    imitation_environment,
+    imitation_settings,
+    style_fractions,
+)
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
@@ -71,14 +75,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 RECIPE = 2  # raise it when a change of this file changes the result
-FEW_PROBLEMS = 1000  # distinct problems below which imitation is likely to fail for their number
-
-NOTICE_EVERY = 20  # one in this number of demonstrations shows the notice of an invalid reply
-
-
-_IMITATED = ("context", "window", "max_context", "prompt", "max_turns", "max_actions")  # of env
+# Fields of config.warmstart that only language models read.
+ONLY_FINE_TUNING = ("fine_tune", "demonstrations", "schedule", "warmup_updates")
 # Fields of config.warmstart that the hashed settings contain in another form, if they are used.
-_NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
+_NOT_LISTED = ("styles", "options", "tower_layers", "tower_width", *ONLY_FINE_TUNING)
 
 
 def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> Path:
@@ -96,16 +96,16 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
     task_configs, w = per_task_configs(config), config.warmstart
     settings = {
         "recipe": RECIPE,
-        **_imitation_settings(config),
+        **imitation_settings(config),
         **{
             f"warmstart.{name}": x
             for name, x in config.warmstart.to_dict().items()
             if name not in _NOT_LISTED
         },
-        **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
+        **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
-        **{name: _imitation_settings(c) for name, c in list(task_configs.items())[1:]},
+        **{name: imitation_settings(c) for name, c in list(task_configs.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{settings_hash(settings)}"
     if directory.exists():  # without a lock: the cache may be read-only
@@ -116,65 +116,6 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
             model, params, tokenizer, tower = imitate(config, cache)
             hf.save(directory, model, params, tokenizer, tower=tower)
     return directory
-
-
-def imitation_config(config: Config) -> Config:
-    """Return the config of the demonstrations: env.options updated by warmstart.options.
-
-    Raises:
-      ValueError: the environment cannot be imitated (build.tiny_words), does not accept the
-        options, or has other words with them than in training.
-    """
-    words, options = tiny_words(config), plain(config.warmstart.options)
-    if not options:
-        return config
-    merged = FrozenDict(sorted((plain(config.env.options) | options).items()))
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=merged))
-    try:
-        same = tiny_words(config) == words
-    except ValueError as error:
-        raise ValueError(f"with config.warmstart.options={options}: {error}") from error
-    if not same:
-        raise ValueError(
-            f"config.warmstart.options={options} give environment {config.env.name!r} other "
-            "words than config.env.options; the agent could not read its training problems"
-        )
-    return config
-
-
-def _expert(config: Config) -> dict[str, Any]:
-    """Return the arguments of `datasets.play_expert` for config.env."""
-    styles = _styles(config)
-    return {
-        "plan_moves": config.warmstart.plan_moves,
-        "actions_per_turn": config.env.actions_per_turn,
-        "max_turns": config.env.max_turns,
-        "max_actions": config.env.max_actions,
-        **({"styles": styles} if styles else {}),
-    }
-
-
-def _styles(config: Config) -> dict[str, float]:
-    """Return the fractions of the reasoning styles whose fraction is above 0."""
-    return {name: share for name, share in config.warmstart.styles.items() if share}
-
-
-def _imitation_settings(config: Config) -> dict[str, Any]:
-    """Return the JSON-like settings that determine the demonstrations of config.env."""
-    environment = _environment(config)
-    return {
-        **environment_settings(config.env),
-        "words": tiny_words(config),
-        "sample": datasets.fingerprint(environment, **_expert(config)),
-        **{f"env.{name}": getattr(config.env, name) for name in _IMITATED},
-        "actions_per_turn": config.env.actions_per_turn,
-    }
-
-
-def _environment(config: Config) -> SolvableEnvironment:
-    """Return the environment of config.env with the problems of the imitation split."""
-    # build.tiny_words refuses environments that cannot solve and explain their problems.
-    return cast(SolvableEnvironment, build_environment(config.env, "imitation"))
 
 
 def imitate(
@@ -209,22 +150,22 @@ def imitate(
     distinct: dict[str, int] = {}  # environment -> number of distinct problems to imitate
     checks: dict[str, Callable[[Qwen, Params, ImageSource], float]] = {}
     for name, c in per_task_configs(config).items():
-        environment = _environment(c)
+        environment = imitation_environment(c)
         chat = build_chat(c, tokenizer, environment, images=images)
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
             settings=environment_settings(c.env),
             directory=cache / "datasets",
-            **_expert(c),
+            **expert_arguments(c),
         )
-        examples, *problems = _hold_back(environment, examples, c)
+        examples, *problems = hold_back(environment, examples, c)
         distinct[name] = len({example["identity"] for example in examples})
         if distinct[name] < FEW_PROBLEMS:
-            console(f"warning: {_few_problems(w, name, distinct[name])}")
+            console(f"warning: {describe_few_problems(w, name, distinct[name])}")
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
         enter_phase("reading the demonstrations")
-        episodes += _as_episodes(examples, chat, shape.max_positions)
+        episodes += as_episodes(examples, chat, shape.max_positions)
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
         raise ValueError(
@@ -300,19 +241,7 @@ def _failure_message(warmstart: Warmstart, success: float, distinct: dict[str, i
     )
     if fewest >= FEW_PROBLEMS:
         return f"{reached}; raise warmstart.max_updates or lower the target"
-    return f"{reached}; {_few_problems(w, name, fewest)}"
-
-
-def _few_problems(warmstart: Warmstart, name: str, count: int) -> str:
-    """Return why imitation of `count` distinct problems is likely to fail, and what helps."""
-    more = f"raise warmstart.rooms={warmstart.rooms}"
-    if count < warmstart.rooms // 2:  # most were drawn more than once
-        more = "use a larger file or options that give more problems"
-    return (
-        f"{count} distinct problems of {name} are imitated; an agent that imitates fewer than "
-        f"about {FEW_PROBLEMS} rarely solves new ones: {more}, lower "
-        f"warmstart.success={warmstart.success}, or train a language model (preset llm)"
-    )
+    return f"{reached}; {describe_few_problems(w, name, fewest)}"
 
 
 def _success(
@@ -456,146 +385,3 @@ def _images_of_rows(
         return RowImages(pixels_NPC, without_embeddings, grid)
 
     return get_images
-
-
-def _as_episodes(examples: Sequence[dict[str, Any]], chat: Chat, positions: int) -> list[Episode]:
-    """Return demonstrations as the episodes that an agent would have played.
-
-    Rows, masks and context modes are then the same as in RL. An episode ends before the first reply
-    whose prompt cannot be used. A line prints the number of replies that are left out.
-
-    Args:
-      examples: from `datasets.demonstrations`.
-      positions: number of positions of the model, the maximum length of a prompt and its reply.
-
-    Raises:
-      ValueError: no reply can be imitated.
-    """
-    episodes: list[list[Turn]] = []
-    reason, left_out, cut = "", 0, False
-    for index, example in enumerate(examples):
-        if example["turn"] == 0:
-            episodes.append([])
-            cut = False
-        if not cut:
-            last_valid = index % NOTICE_EVERY != 0
-            try:
-                turn = _imitated_turn(example, episodes[-1], chat, positions, last_valid)
-            except PromptError as error:
-                reason, cut = reason or str(error), True
-            else:
-                episodes[-1].append(turn)
-        left_out += cut
-    kept = [_episode(turns) for turns in episodes if turns]
-    if not kept:
-        raise ValueError(
-            f"none of {len(examples)} demonstration replies can be used; first error: {reason}"
-        )
-    if left_out:
-        console(
-            f"warning: {left_out} of {len(examples)} demonstration replies are left out, "
-            f"because their prompts cannot be used; first error: {reason}"
-        )
-    return kept
-
-
-def _imitated_turn(
-    example: dict[str, Any],
-    turns: Sequence[Turn],
-    chat: Chat,
-    positions: int,
-    last_valid: bool,
-) -> Turn:
-    """Return a demonstration as the turn after `turns`.
-
-    Raises:
-      PromptError: the prompt cannot be used, as in episode.begin_turns.
-    """
-    observation = example["observation"]
-    chat.check_images(observation)
-    chat.images.register(images_of(observation))
-    spans = chat.image_spans(observation)
-    message = chat.observe(
-        observation,
-        actions_used=chat.format.actions_per_turn * example["turn"],
-        last_valid=last_valid,
-    )
-    sampled = chat.reply_ids(example["reply"])
-    prompt = chat.prompt_ids(turns, message, spans)
-    Room(positions, len(sampled)).check(prompt, len(turns))
-    return Turn(
-        prompt=prompt,
-        message=message,
-        sampled=sampled,
-        logp=np.zeros(len(sampled), np.float32),
-        reasoning=(0, 0),
-        answer=(0, 0),
-        actions=(),
-        valid=True,
-        reward=0.0,
-        info={},
-        spans=spans,
-    )
-
-
-def _episode(turns: Iterable[Turn]) -> Episode:
-    return Episode(seed=0, group=0, member=0, turns=tuple(turns), success=True)
-
-
-def _hold_back(
-    environment: Environment, examples: list[dict[str, Any]], config: Config
-) -> tuple[list[dict[str, Any]], list[int], list[State]]:
-    """Return (examples to imitate, seeds, states), with problems on which imitation is checked.
-
-    The problems are imitation problems after the demonstrations' seeds that differ from all of
-    them. An environment with few problems, such as a small file, may have none: then a fifth of the
-    demonstrated problems, at most warmstart.check_episodes, is held back instead, and a line says
-    so. Seeds for which the environment raises are left out, and a line counts them.
-
-    Raises:
-      ValueError: the environment has fewer than two problems.
-    """
-    w = config.warmstart
-    first = datasets.IMITATION_SEEDS + w.rooms
-    seen = list(dict.fromkeys(example["identity"] for example in examples))
-    later = range(first, first + 100 * w.check_episodes)
-    seeds, states = _find_problems(environment, later, config, seen)
-    if seeds:
-        return examples, seeds, states
-    count = min(w.check_episodes, len(seen) // 5 or 1)
-    imitated = set(seen[: len(seen) - count])
-    if not imitated:
-        raise ValueError(
-            f"{config.env.name} has a single problem to imitate, and none to check the imitation "
-            "on; widen env.options or use a larger file"
-        )
-    console(
-        f"warmstart.rooms={w.rooms} is an upper bound: there are {len(seen)} distinct problems to "
-        f"imitate, of which {count} are held back to check the imitation"
-    )
-    kept = [example for example in examples if example["identity"] in imitated]
-    demonstrated = range(datasets.IMITATION_SEEDS, first)
-    return kept, *_find_problems(environment, demonstrated, config, imitated)
-
-
-def _find_problems(
-    environment: Environment, candidates: Iterable[int], config: Config, seen: Collection[str]
-) -> tuple[list[int], list[State]]:
-    """Return (seeds, states) of the first warmstart.check_episodes problems not in `seen`."""
-    seen, seeds, states, failed = set(seen), [], [], []
-    for seed in candidates:
-        (state,) = begin(environment, [seed], NO_LIMITS)
-        (identity,) = identify(environment, [state], NO_LIMITS)
-        if isinstance(identity, EnvFailure):
-            failed.append((seed, identity))
-        elif identity not in seen:
-            seeds.append(seed)
-            states.append(state)
-        if len(seeds) == config.warmstart.check_episodes:
-            break
-    if failed:
-        console(
-            f"warning: {len(failed)} problems for checking the imitation cannot be built and "
-            f"are left out; {datasets.first_failed(failed)}"
-        )
-    return seeds, states

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable
 from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.fine_tune import fine_tuned_model
 from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.tasks import build_tasks
 from ragen_jax.storage.atomic_io import with_retries
@@ -51,8 +53,8 @@ class Policy(NamedTuple):
 def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) -> Policy:
     """Return the `Policy` of a config's model.
 
-    A tiny agent is copied into the run's folder, so that the run can be resumed and evaluated on a
-    machine with another cache.
+    A tiny agent or a fine-tuned model is copied into the run's folder, so that the run can be
+    resumed and evaluated on a machine with another cache.
 
     Args:
       heldout: as in `build_tasks`.
@@ -67,14 +69,11 @@ def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) 
         tiny_words(config)  # raises in all processes, not only in the first
     else:
         check_reader(config)
+    if config.warmstart.fine_tune and path != "tiny":
+        path = _made_model(config, workdir, fine_tuned_model)
     with main_process_first("model"):
         if path == "tiny":
-            path = tiny_model(config) if workdir is None else workdir / "model"
-            if not path.exists():
-                if workdir is not None:
-                    refuse_links(workdir, path, _unfinished(path))
-                made = tiny_model(config)
-                with_retries(functools.partial(_copy, made, path), path)
+            path = _made_model(config, workdir, tiny_model)
     enter_phase(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config.model, model.config, mesh)
@@ -97,6 +96,18 @@ def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) 
         heldout=heldout,
     )
     return Policy(model, params, tokenizer, tasks)
+
+
+def _made_model(config: Config, workdir: Path | None, make: Callable[[Config], Path]) -> Path:
+    """Return the directory of a model that `make` makes: its copy in the run's folder, if any."""
+    if workdir is None:
+        return make(config)
+    path = workdir / "model"
+    if not path.exists():
+        refuse_links(workdir, path, _unfinished(path))
+        made = make(config)
+        with_retries(functools.partial(_copy, made, path), path)
+    return path
 
 
 def _unfinished(path: Path) -> Path:

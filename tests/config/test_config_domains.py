@@ -124,12 +124,14 @@ BEYOND = {
     "warmstart.plan_moves": (-1,),
     "warmstart.batch": (0, 10**9),
     "warmstart.learning_rate": (0.0, 1.5),
+    "warmstart.warmup_updates": (-1,),
     "warmstart.check_every": (0,),
     "warmstart.check_episodes": (0, 10**9),
     "warmstart.success": (-0.1, 1.1),
     "warmstart.max_updates": (0,),
 }
-FREE_TEXT = ("model.path", "rollout.stop")  # any text may be a name or a stop string
+# Any text may be a name, a file or a stop string.
+FREE_TEXT = ("model.path", "warmstart.demonstrations", "rollout.stop")
 
 
 def put(config, name, value):
@@ -288,12 +290,17 @@ def test_what_is_read_depends_on_the_config():
     assert {"filter.value", "filter.keep", "filter.mode", "filter.eps"} <= names_unread(
         sokoban.get_config("tiny+no_filter")
     )
-    assert {name for name in tiny if name.startswith("warmstart.")} == {"warmstart.tower_width"}
+    assert {name.removeprefix("warmstart.") for name in tiny if name.startswith("warmstart.")} == {
+        *("tower_width", "fine_tune", "demonstrations", "schedule", "warmup_updates")
+    }
     assert "warmstart.tower_width" not in names_unread(sokoban.get_config("tiny-vl"))
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
     warmstart = {name for name in FIELDS if name.startswith("warmstart.")}
     # Read for any model.path: a model that imitated several styles is asked which style it uses.
-    assert warmstart - {"warmstart.styles"} <= paper
+    assert warmstart - {"warmstart.styles", "warmstart.fine_tune"} <= paper
+    small = names_unread(sokoban.get_config("smollm2-135m"))
+    assert {f"warmstart.{name}" for name in ("width", "heads", "tower_layers")} <= small
+    assert not {f"warmstart.{name}" for name in ("rooms", "schedule", "success")} & small
     assert "algorithm.kl_kind" in tiny - paper
     assert "env.window" in paper  # the model sees the whole history
     for name in ("seed", "optimizer.learning_rate", "env.max_turns", "filter.metric"):

@@ -33,6 +33,11 @@ ELSEWHERE = {
     "model.path": "configs/test_fields_start.py: test_model_path",
     "warmstart.options": "run/test_imitate.py: "
     "test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in",
+    "warmstart.fine_tune": "run/test_fine_tune.py: test_training_starts_from_the_fine_tuned_model",
+    "warmstart.demonstrations": "run/test_chat_files.py: test_a_model_imitates_a_file",
+    "warmstart.schedule": "run/test_fine_tune.py: test_the_learning_rate_follows_its_schedule",
+    "warmstart.warmup_updates": "run/test_fine_tune.py: "
+    "test_the_learning_rate_follows_its_schedule",
     "model.lora.tower": "test_train_seeing.py: "
     "test_a_tower_learns_by_adapters_resumes_and_is_exported",
     "optimizer.micro_batch": "configs/test_fields_learn.py: test_micro_batch",

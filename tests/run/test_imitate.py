@@ -28,7 +28,8 @@ from ragen_jax.core.domains import freeze
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
-from ragen_jax.run import datasets, imitate
+from ragen_jax.run import datasets, demonstrations, imitate
+from ragen_jax.run.demonstrations import expert_arguments
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -94,7 +95,9 @@ def test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in(tmp_path,
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"env.options.slip": 0.8, "warmstart.options.slip": 0.02})
     seen = []
-    monkeypatch.setattr(imitate, "tiny_words", lambda c: seen.append(c.env.options["slip"]) or ())
+    monkeypatch.setattr(
+        demonstrations, "tiny_words", lambda c: seen.append(c.env.options["slip"]) or ()
+    )
     taught = imitate.imitation_config(freeze(Config, config))
     assert taught.env.options["slip"] == 0.02 and seen == [0.8, 0.02]
     monkeypatch.undo()
@@ -152,7 +155,7 @@ def test_demonstrations_are_generated_anew_for_an_environment_that_was_changed(
     tmp_path, monkeypatch
 ):
     environment = build_environment(sokoban.get_config().env, "imitation")
-    play = imitate._expert(sokoban.get_config())
+    play = expert_arguments(sokoban.get_config())
     settings = dict(rooms=20, settings={"env": "sokoban"}, directory=tmp_path, **play)
     before = datasets.demonstrations(environment, **settings)
     assert datasets.demonstrations(environment, **settings) == before

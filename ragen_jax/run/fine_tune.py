@@ -1,0 +1,526 @@
+"""Supervised fine-tuning of a language model on an environment's demonstrations.
+
+It is the same update as in RL: rows of demonstrated episodes, an advantage of 1 on every token of a
+reply and the objective "reinforce", which is then the mean negative log-likelihood. So prefix
+trees, micro-batches, LoRA, rematerialisation and meshes work as they do there.
+
+workdir/  sft.json  metrics.jsonl  checkpoints/  policy/  report.html
+"""
+
+import dataclasses
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.config.build import (
+    build_budgets,
+    build_chat,
+    build_learner,
+    build_limits,
+    build_meshes,
+    build_model,
+    environment_settings,
+)
+from ragen_jax.config.per_task import is_due, per_task_configs
+from ragen_jax.configs.base import Config, Reward
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.progress import enter_phase
+from ragen_jax.core.randomness import Purpose, generator, stream_key
+from ragen_jax.core.sharding import is_main_process
+from ragen_jax.core.types import Batch, Metrics, Params
+from ragen_jax.envs.types import SolvableEnvironment
+from ragen_jax.model import hf, lora
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.env_calls import EnvFailure
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.run import chat_files, datasets
+from ragen_jax.run.checkpoint import Checkpoints, not_finite
+from ragen_jax.run.demonstrations import (
+    as_episodes,
+    expert_arguments,
+    first_problems,
+    from_file,
+    hold_back,
+    imitation_config,
+    imitation_environment,
+    imitation_settings,
+    style_fractions,
+)
+from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.log import MetricsLog
+from ragen_jax.run.preemption import Preemption, exit_code
+from ragen_jax.storage.atomic_io import atomic_write
+from ragen_jax.storage.cache import cache_directory, content_hash, lock_path
+from ragen_jax.storage.console import console
+from ragen_jax.storage.datasets import settings_hash
+from ragen_jax.storage.heartbeat import heartbeat
+from ragen_jax.update.learner import Learner, sampling_policy
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.passes import over_rows, statistics
+from ragen_jax.update.pieces import token_rows
+from ragen_jax.update.policy import plan_policy, update_policy
+from ragen_jax.update.state import TrainState
+
+RECIPE = 1  # raise it when a change of this file changes the result
+SETTINGS = "sft.json"  # file with the settings that determine the result
+
+# Fields of config.warmstart that the result depends on. How often it is checked decides when it
+# stops.
+_READ = (
+    *("seed", "rooms", "batch", "learning_rate", "schedule", "warmup_updates"),
+    *("check_every", "check_episodes", "success", "max_updates"),
+)
+_OPTIMIZER = ("b1", "b2", "eps", "weight_decay", "max_grad_norm")
+
+
+class Interrupted(Exception):
+    """Fine-tuning was stopped by a signal; its last update is saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.exit_code = exit_code(signal)
+
+
+class Task(NamedTuple):
+    """An environment whose demonstrations are imitated, and problems to check the model on."""
+
+    chat: Chat
+    environment: SolvableEnvironment
+    config: Config  # with this environment alone
+    seeds: list[int]
+    states: list[Any]
+
+
+def fine_tuned_model(config: Config, cache: str | Path | None = None) -> Path:
+    """Return the directory of the config's fine-tuned model; make it on first use.
+
+    It is cached by its settings and the content of the model that it starts from. If it is
+    interrupted, the next call resumes after its last check.
+
+    Args:
+      config: a run's config with warmstart.fine_tune.
+      cache: folder of generated models and data sets.
+
+    Raises:
+      ValueError: as in `fine_tune`, or there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"config.warmstart.fine_tune is True, but there are {jax.process_count()} processes; "
+            "fine-tune on one host with `python -m ragen_jax.sft`, then pass its policy/ as "
+            "--config.model.path with --config.warmstart.fine_tune=False"
+        )
+    cache = cache_directory() if cache is None else Path(cache)
+    settings = settings_of(config)
+    folder = cache / "models" / f"sft_{settings_hash(settings)}"
+    if not (folder / "policy").exists():  # without a lock: the cache may be read-only
+        with heartbeat(), lock_path(folder):
+            console(f"warm start: fine-tuning {config.model.path} on demonstrations, in {folder}")
+            fine_tune(config, folder, cache)
+    return folder / "policy"
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the JSON-like settings that determine the fine-tuned model.
+
+    Raises:
+      ValueError: as in `imitation_config`, or the model or the file of demonstrations is missing.
+    """
+    config = imitation_config(config)
+    w = config.warmstart
+    if from_file(config) and not Path(w.demonstrations).is_file():
+        raise ValueError(
+            f"config.warmstart.demonstrations is {w.demonstrations!r}; expected 'solver' or a "
+            "JSON Lines or Parquet file, and there is no such file"
+        )
+    lora_fields = dataclasses.asdict(config.model.lora) if config.model.lora.rank else {}
+    return {
+        "recipe": RECIPE,
+        "model": content_hash(hf.resolve(config.model.path)),
+        "dtype": config.model.dtype,
+        "date": config.model.date,
+        **{f"lora.{name}": value for name, value in lora_fields.items()},
+        **{f"warmstart.{name}": getattr(w, name) for name in _READ},
+        **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),
+        **{f"optimizer.{name}": getattr(config.optimizer, name) for name in _OPTIMIZER},
+        **({"file": content_hash(w.demonstrations)} if from_file(config) else {}),
+        "max_new_tokens": config.rollout.max_new_tokens,
+        "stop": list(config.rollout.stop),
+        "tasks": {name: imitation_settings(c) for name, c in per_task_configs(config).items()},
+    }
+
+
+def fine_tune(
+    config: Config,
+    workdir: Path,
+    cache: Path,
+    *,
+    preemption: Preemption | None = None,
+    on_row: Callable[[Metrics], None] | None = None,
+) -> Path:
+    """Fine-tune the config's model in `workdir`, or resume there; return the model's directory.
+
+    It ends when the success rate on new problems, played at temperature 1, reaches
+    `warmstart.success` in every environment, or after `warmstart.max_updates` updates. A row of
+    metrics.jsonl is written for every update: sft/loss in nats per token, and at checks also
+    sft/heldout_loss, eval/success, eval/valid_rate and eval/response_length.
+
+    Args:
+      preemption: if it receives a signal, the current update is saved and `Interrupted` raised.
+      on_row: called with each row.
+
+    Raises:
+      ValueError: an environment or the model is unusable, no demonstration fits, or `workdir`
+        holds a fine-tuning with other settings.
+    """
+    settings, config = settings_of(config), imitation_config(config)
+    _claim(workdir, settings)
+    policy = workdir / "policy"
+    if policy.exists():
+        return policy
+    stage = stage_config(config)
+    mesh, sampling_mesh = build_meshes(stage)
+    path = hf.resolve(config.model.path)
+    enter_phase(f"loading {path}")
+    model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+    model = build_model(config.model, model.config, mesh)
+    positions = model.config.max_positions
+    batch, heldout, tasks = _examples(config, tokenizer, path, cache, positions)
+    learner, state = build_learner(stage, model, params, mesh, sampling_mesh)
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=1)
+    latest = checkpoints.latest_step()
+    if latest is not None:
+        state = checkpoints.restore(latest, state)
+        console(f"resuming the fine-tuning in {workdir} after update {latest}")
+    log = MetricsLog(
+        workdir / "metrics.jsonl", last_step=-1 if latest is None else latest, on_row=on_row
+    )
+    if preemption is not None:
+        preemption.saves = True
+    state = _train(config, learner, state, batch, heldout, tasks, log, checkpoints, preemption)
+    enter_phase(f"writing {policy}")
+    if learner.frozen is not None and learner.frozen.params is not None:
+        base = params
+        if config.model.dtype != "float32":  # too imprecise for the merged model
+            _, base, _ = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+        scale = config.model.lora.alpha / config.model.lora.rank
+        trained = lora.merge(base, state.params, scale=scale)
+    else:
+        trained = state.params
+    hf.save(policy, model, trained, tokenizer, stop_ids=hf.stop_ids(path))
+    log.close()
+    checkpoints.close()
+    if is_main_process():
+        shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    return policy
+
+
+def stage_config(config: Config) -> Config:
+    """Return the config of the updates: likelihood of demonstrations, with warmstart's rates."""
+    w = config.warmstart
+    return dataclasses.replace(
+        config,
+        steps=w.max_updates,
+        reward=Reward(),
+        filter=dataclasses.replace(config.filter, strategy="none"),
+        algorithm=dataclasses.replace(
+            config.algorithm,
+            **{"name": "grpo", "objective": "reinforce", "aggregation": "token-mean"},
+            **{"clip_c": 0.0, "kl_coef": 0.0, "kl_target": 0.0, "entropy_coef": 0.0},
+            **{"mi_coef": 0.0, "zvp_coef": 0.0, "mismatch_cap": 0.0},
+        ),
+        optimizer=dataclasses.replace(
+            config.optimizer,
+            learning_rate=w.learning_rate,
+            schedule=w.schedule,
+            warmup_updates=w.warmup_updates,
+            minibatches=1,
+        ),
+        rollout=dataclasses.replace(config.rollout, temperature=1.0, ahead=False),
+    )
+
+
+def _claim(workdir: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings into the folder, or compare them with those of an earlier start.
+
+    Raises:
+      ValueError: the folder is that of another fine-tuning.
+    """
+    file, now = workdir / SETTINGS, json.loads(json.dumps(settings))
+    if file.exists():
+        before = hf.read_json(file)
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            name = changed[0]
+            raise ValueError(
+                f"{workdir} holds a fine-tuning with other settings: {name} was "
+                f"{before.get(name)!r:.80} and is {now[name]!r:.80}; use another --workdir"
+            )
+    elif is_main_process():
+        workdir.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, json.dumps(now, indent=2) + "\n")
+
+
+def _examples(
+    config: Config, tokenizer: Any, path: Path, cache: Path, positions: int
+) -> tuple[Batch, Batch, dict[str, Task]]:
+    """Return (rows to imitate, rows of held-out problems, tasks to check).
+
+    Raises:
+      ValueError: there are fewer rows than warmstart.batch, or none can be used.
+    """
+    w, episodes, others, tasks = config.warmstart, [], [], {}
+    if from_file(config):
+        environment = imitation_environment(config)
+        chat = build_chat(config, tokenizer, environment, hf.stop_ids(path))
+        episodes, others = chat_files.hold_back_conversations(
+            chat_files.read_episodes(w.demonstrations, chat, positions), w.check_episodes
+        )
+    for name, c in per_task_configs(config).items():
+        environment = imitation_environment(c)
+        chat = build_chat(c, tokenizer, environment, hf.stop_ids(path))
+        if from_file(config):
+            tasks[name] = Task(chat, environment, c, *first_problems(environment, c))
+            continue
+        examples = datasets.demonstrations(
+            environment,
+            rooms=w.rooms,
+            settings=environment_settings(c.env),
+            directory=cache / "datasets",
+            **expert_arguments(c),
+        )
+        examples, seeds, states = hold_back(environment, examples, c)
+        enter_phase("reading the demonstrations")
+        episodes += as_episodes(examples, chat, positions)
+        shown = [
+            datasets.imitated_turns(environment, seed, **expert_arguments(c)) for seed in seeds
+        ]
+        later = [turn for turns in shown if not isinstance(turns, EnvFailure) for turn in turns]
+        others += as_episodes(later, chat, positions) if later else []
+        tasks[name] = Task(chat, environment, c, seeds, states)
+    batch = make_batch(episodes)
+    if len(batch.tokens_BT) < w.batch:
+        raise ValueError(
+            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than "
+            f"config.warmstart.batch={w.batch}; lower it"
+            + ("" if from_file(config) else f", or raise config.warmstart.rooms={w.rooms}")
+        )
+    length = length_bucket(batch.tokens_BT.shape[1])
+    heldout = make_batch(others or episodes[:1])
+    return (
+        _padded(batch, length),
+        _padded(heldout, length_bucket(heldout.tokens_BT.shape[1])),
+        tasks,
+    )
+
+
+def _padded(batch: Batch, length: int) -> Batch:
+    """Return a batch whose arrays [B, T] are padded to `length` tokens."""
+    missing = length - batch.tokens_BT.shape[1]
+    fill = {"turn_BT": -1}
+    padded = {
+        name: np.pad(x, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
+        for name, x in vars(batch).items()
+        if name.endswith("_BT")
+    }
+    return dataclasses.replace(batch, **padded)
+
+
+def _train(
+    config: Config,
+    learner: Learner,
+    state: TrainState,
+    batch: Batch,
+    heldout: Batch,
+    tasks: Mapping[str, Task],
+    log: MetricsLog,
+    checkpoints: Checkpoints,
+    preemption: Preemption | None,
+) -> TrainState:
+    """Return the state after the last update."""
+    w, first = config.warmstart, int(state.step)
+    check = functools.partial(_check, config, learner, heldout, tasks)
+    if first == 0:
+        log.write(0, check(state))
+        console(_line(0, w.max_updates, log.last))
+    elif log.last.get("eval/success", -1.0) >= w.success:
+        return state
+    bar = tqdm(
+        range(first + 1, w.max_updates + 1),
+        initial=first,
+        total=w.max_updates,
+        desc="fine-tuning",
+        disable=None if is_main_process() else True,
+        dynamic_ncols=True,
+    )
+    begin = time.monotonic()
+    for update in bar:
+        start = time.monotonic()
+        left = (start - begin) / max(update - 1 - first, 1) * (w.max_updates - update + 1)
+        about = f", at most {left:.0f} s left" if update > first + 1 else ""
+        enter_phase(f"fine-tuning, update {update} of {w.max_updates}{about}", since=start)
+        rows = batch_rows(len(batch.tokens_BT), w.batch, w.seed, update - 1)
+        state, metrics = _update(learner, state, _take(batch, rows), update)
+        metrics["time/update"] = time.monotonic() - start
+        last = update == w.max_updates
+        if is_due(w.check_every, update) or last:
+            metrics |= check(state)
+        log.write(update, metrics)
+        bar.set_postfix_str(f"loss {metrics['sft/loss']:.3f}")
+        reached = metrics.get("eval/success", -1.0) >= w.success
+        stop = preemption.signal if preemption is not None else 0
+        if "eval/success" in metrics or stop:
+            if broken := not_finite(state):
+                raise ValueError(
+                    f"update {update} left {broken} with NaN or infinity; lower "
+                    f"config.warmstart.learning_rate={w.learning_rate:g}"
+                )
+            log.sync()
+            checkpoints.save(update, state, wait=True)
+        if "eval/success" in metrics:
+            console(_line(update, w.max_updates, log.last))
+        if reached:
+            break
+        if stop:
+            raise Interrupted(stop)
+    if log.last.get("eval/success", 0.0) < w.success < 1:
+        console(
+            f"warning: success {log.last.get('eval/success', 0.0):.2f} after {w.max_updates} "
+            f"updates is below warmstart.success={w.success:g}; the model is used as it is"
+        )
+    return state
+
+
+def batch_rows(rows: int, batch: int, seed: int, update: int) -> np.ndarray:
+    """Return the indices of the rows of an update (0-based): each epoch shows every row once.
+
+    Rows left over at the end of an epoch, fewer than `batch`, wait for the next one.
+    """
+    epoch, place = divmod(update, rows // batch)
+    order = generator(Purpose.WARMSTART_ORDER, seed, epoch).permutation(rows)
+    return order[place * batch : (place + 1) * batch]
+
+
+def _take(batch: Batch, rows: np.ndarray) -> Batch:
+    return dataclasses.replace(batch, **{name: x[rows] for name, x in vars(batch).items()})
+
+
+def _update(
+    learner: Learner, state: TrainState, batch: Batch, update: int
+) -> tuple[TrainState, Metrics]:
+    """Take an optimizer step on the mean negative log-likelihood of the replies' tokens."""
+    rows_B = np.arange(len(batch.tokens_BT))
+    with jax.set_mesh(learner.mesh):
+        plan = plan_policy(
+            learner.loss,
+            batch,
+            np.ones_like(batch.mask_BT),
+            rows_B,
+            _layout(learner, len(rows_B)),
+            rng=generator(Purpose.POLICY_ORDER, learner.seed, update),
+        )
+        rates, _ = learner.rates(update)
+        state, found = update_policy(
+            learner.model,
+            learner.optimizer,
+            learner.loss,
+            state,
+            plan,
+            rates=rates,
+            loss_scale=1.0,
+            frozen=learner.frozen,
+        )
+    names = ("grad_norm", "update_norm", "learning_rate", "skipped", "positions", "shared")
+    metrics: Metrics = {f"sft/{name}": found[f"update/{name}"] for name in names}
+    metrics["sft/loss"] = found["update/policy_loss"]
+    metrics["sft/entropy"] = found["update/entropy"]
+    return dataclasses.replace(state, step=state.step + 1), metrics
+
+
+def _layout(learner: Learner, rows: int) -> MinibatchLayout:
+    attention = learner.model.config.attention
+    return MinibatchLayout(learner.mesh, 1, learner.micro_batch, rows, attention)
+
+
+def _check(
+    config: Config,
+    learner: Learner,
+    heldout: Batch,
+    tasks: Mapping[str, Task],
+    state: TrainState,
+) -> Metrics:
+    """Return the loss on held-out demonstrations, and success and validity on their problems."""
+    start = time.monotonic()
+    enter_phase("computing the loss on held-out demonstrations")
+    with jax.set_mesh(learner.mesh):
+        params = state.params if learner.frozen is None else learner.frozen.attach(state.params)
+        rows_B = np.arange(len(heldout.tokens_BT))
+        logp_BT, _ = over_rows(
+            statistics,
+            learner.model,
+            params,
+            token_rows(heldout),
+            rows_B,
+            np.float32(1.0),
+            _layout(learner, len(rows_B)),
+        )
+    metrics: Metrics = {
+        "sft/heldout_loss": float(-(logp_BT * heldout.mask_BT).sum() / heldout.mask_BT.sum())
+    }
+    policy = sampling_policy(learner, state)
+    episodes = sum(len(task.seeds) for task in tasks.values())
+    enter_phase("playing new problems", total=episodes, unit="episodes")
+    found = [_play(learner.model, policy, task) for task in tasks.values()]
+    for name in ("eval/valid_rate", "eval/response_length", "eval/return"):
+        values = [row[name] for row in found if name in row]
+        metrics |= {name: float(np.mean(values))} if values else {}
+    metrics["eval/success"] = min(row.get("eval/success", 0.0) for row in found)
+    if len(found) == 1 and "eval/success_ci95" in found[0]:
+        metrics["eval/success_ci95"] = found[0]["eval/success_ci95"]
+    return metrics | {"time/check": time.monotonic() - start}
+
+
+def _play(model: Qwen, policy: Params, task: Task) -> Metrics:
+    """Return eval/* metrics of the task's problems, each played once at temperature 1."""
+    c = task.config
+    _, mesh = build_meshes(c)
+    with jax.set_mesh(mesh):
+        episodes = play_problems(
+            model,
+            policy,
+            PlaySettings(
+                task.chat,
+                task.environment,
+                budgets=build_budgets(c),
+                sampling=Sampling(temperature=1.0),
+                limits=build_limits(c.env),
+            ),
+            task.seeds,
+            task.states,
+            samples=1,
+            rows=c.rollout.groups * c.rollout.group_size,
+            key=stream_key(Purpose.WARMSTART_CHECK, c.warmstart.seed),
+        )
+    return summarise(episodes, samples=1, format_penalty=c.env.format_penalty)
+
+
+def _line(update: int, total: int, row: Metrics) -> str:
+    """Return the console line of a check."""
+    half = row.get("eval/success_ci95")
+    interval = "" if half is None else f" ± {half:.2f}"
+    loss = f"loss {row['sft/loss']:.3f}, " if "sft/loss" in row else ""
+    return (
+        f"fine-tuning, update {update} of at most {total}: {loss}held-out loss "
+        f"{row['sft/heldout_loss']:.3f}, success {row['eval/success']:.2f}{interval}, valid "
+        f"{row.get('eval/valid_rate', 0.0):.2f}"
+    )
