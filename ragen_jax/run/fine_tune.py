@@ -267,7 +267,6 @@ def _claim(workdir: Path, settings: Mapping[str, Any]) -> None:
                 f"{before.get(name)!r:.80} and is {now[name]!r:.80}; use another --workdir"
             )
     elif is_main_process():
-        workdir.mkdir(parents=True, exist_ok=True)
         atomic_write(file, json.dumps(now, indent=2) + "\n")
 
 
