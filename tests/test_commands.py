@@ -69,6 +69,8 @@ def shortened(command, workdir, model):
         if "configs/sokoban.py:qwen" in text:  # its weights are on the hub
             words += [f"--config.model.path={model}", "--config.model.dtype=float32"]
             words += ["--config.sampling_mesh.tensor=1", "--config.reward.overlong_buffer=2"]
+        if ":smollm2" in text and "model.path" not in text:  # so are these
+            words += [f"--config.model.path={model}", "--config.model.dtype=float32"]
         words += SMALL if "model.path" in " ".join(words) else AGENT
     elif module == "ragen_jax.sft":
         words += [f"--config.model.path={model}", "--config.rollout.max_new_tokens=4", *FEW]
@@ -120,7 +122,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     mine = [word for word in shlex.split(command, comments=True) if "=" in word]
     for word in mine:
         assert word.removeprefix("--config.").split("=")[0] not in out, "not read"
-    own = any(name in command for name in ("DIR_OR_HUB_ID", "qwen", "runs/taught"))
+    own = any(name in command for name in ("DIR_OR_HUB_ID", "qwen", "smollm2"))
     assert own == (str(language_model) in err)
 
 

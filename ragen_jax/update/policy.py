@@ -105,11 +105,14 @@ def rounding_decides(loss: Loss, dtype: str) -> bool:
 
     The sampler's log-probs differ from the update's by rounding. If this is True, the update
     computes ratios against log-probs from its own forward pass instead. It is True for activations
-    below float32, ratios of whole sequences, or a clip range narrower than `FLOAT32_CLIP`.
+    below float32, ratios of whole sequences, or a clip range narrower than `FLOAT32_CLIP`, and
+    False for an objective without ratios.
 
     Args:
       dtype: dtype of the model's activations.
     """
+    if not OBJECTIVES[loss.objective].clips:
+        return False
     narrow = min(loss.clip_low, loss.clip_high) < FLOAT32_CLIP
     return dtype != "float32" or OBJECTIVES[loss.objective].of_sequence or narrow
 

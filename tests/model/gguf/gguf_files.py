@@ -33,7 +33,7 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eom|>")
+SPECIAL = ("<|endoftext|>", "<|im_end|>", "<|eom|>", "<|im_start|>")
 ADDED = ("<think>", "</think>", "<tool_call>")
 
 
@@ -91,23 +91,34 @@ def trained_vocabulary(text, size):
     return tuple(tokens), tuple(" ".join(pair) for pair in model["merges"])
 
 
-def tokenizer_fields(pre="qwen2", text="the box is here, the player is there", size=300):
-    """Return the keys tokenizer.* of a file: plain tokens, special, added and two unused tokens."""
+def tokenizer_fields(
+    pre="qwen2",
+    text="the box is here, the player is there",
+    size=300,
+    special=SPECIAL,
+    template=CHATML,
+):
+    """Return the keys tokenizer.* of a file with plain, special, added and two unused tokens.
+
+    Args:
+      text, size: text on which the plain tokens are trained, and their number.
+      special: tokens that begin and end a text (the first two) and others.
+    """
     tokens, merges = trained_vocabulary(text, size)
-    everything = (*tokens, *SPECIAL, *ADDED, "[PAD0]", "[PAD1]")
-    types = [NORMAL] * len(tokens) + [CONTROL] * len(SPECIAL) + [USER_DEFINED] * len(ADDED)
-    ids = {token: i for i, token in enumerate(everything)}
+    everything = (*tokens, *special, *ADDED, "[PAD0]", "[PAD1]")
+    types = [NORMAL] * len(tokens) + [CONTROL] * len(special) + [USER_DEFINED] * len(ADDED)
+    first = len(tokens)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": list(everything),
         "tokenizer.ggml.token_type": types + [UNUSED] * 2,
         "tokenizer.ggml.merges": list(merges),
-        "tokenizer.ggml.bos_token_id": ids["<|endoftext|>"],
-        "tokenizer.ggml.eos_token_id": ids["<|im_end|>"],
-        "tokenizer.ggml.eom_token_id": ids["<|eom|>"],
-        "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],
-        "tokenizer.chat_template": CHATML,
+        "tokenizer.ggml.bos_token_id": first,
+        "tokenizer.ggml.eos_token_id": first + 1,
+        "tokenizer.ggml.eom_token_id": first + 2,
+        "tokenizer.ggml.padding_token_id": first,
+        "tokenizer.chat_template": template,
     }
 
 
