@@ -20,7 +20,9 @@ from ragen_jax.run.run_files import read_outcomes
 def environments(workdir):
     """Return {environment: folder of its evaluations}; the name of an only environment is ""."""
     folder = Path(workdir) / "eval"
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()} or {"": folder}
+    if read_outcomes(folder):
+        return {"": folder}
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 def main(workdirs):

@@ -168,7 +168,7 @@ def test_gains_of_runs(tmp_path, capsys, names):
     for run, solved in {"one": (1, 0, 2, 3, 4), "other": (1, 0, 2, 2, 2)}.items():
         for name in names:
             folder = tmp_path / run / "eval" / name
-            folder.mkdir(parents=True)
+            (folder / "episodes").mkdir(parents=True)  # a run also keeps episodes there
             for step, count in enumerate(solved):
                 outcomes = [[seed, int(seed < count)] for seed in range(4)]
                 (folder / f"step_{10 * step:06d}.json").write_text(json.dumps(outcomes))
