@@ -39,6 +39,7 @@ from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.envs.types import SolvableEnvironment
 from ragen_jax.model import hf, lora
+from ragen_jax.model.dates import with_date
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import EnvFailure
@@ -144,11 +145,14 @@ def settings_of(config: Config) -> dict[str, Any]:
             "JSON Lines or Parquet file, and there is no such file"
         )
     lora_fields = dataclasses.asdict(config.model.lora) if config.model.lora.rank else {}
+    path = hf.resolve(config.model.path)
+    tokenizer = hf.load_tokenizer(path)
+    writes_date = with_date(tokenizer, None) is not tokenizer
     return {
         "recipe": RECIPE,
-        "model": content_hash(hf.resolve(config.model.path)),
+        "model": content_hash(path),
         "dtype": config.model.dtype,
-        "date": config.model.date,
+        **({"date": config.model.date} if writes_date else {}),
         **{f"lora.{name}": value for name, value in lora_fields.items()},
         **{f"warmstart.{name}": getattr(w, name) for name in _READ},
         **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),

@@ -225,6 +225,19 @@ def test_the_result_is_cached_by_settings_and_model(model, tmp_path, monkeypatch
     assert len(names) == 4
 
 
+def test_the_day_counts_only_if_the_template_writes_it(model, tmp_path):
+    days = [{"model.date": "2026-11-27"}, {"model.date": "2026-11-28"}]
+    first, second = (stage.settings_of(config_of(model, **day)) for day in days)
+    assert first == second
+    dated = tmp_path / "dated"
+    shutil.copytree(model, dated)
+    (dated / "checksums.json").unlink()
+    template = dated / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text())
+    first, second = (stage.settings_of(config_of(dated, **day)) for day in days)
+    assert first != second
+
+
 def test_a_folder_holds_one_fine_tuning(tuned, model, cache):
     _, workdir, policy = tuned
     assert fine_tune(config_of(model), workdir, cache) == policy  # it is done
