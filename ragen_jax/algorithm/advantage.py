@@ -13,6 +13,7 @@ from ragen_jax.core.types import Array
 
 STD_EPS = 1e-6  # added to standard deviations, in units of `reward_unit`
 VARIANCE_EPS = 1e-8  # added to variances, in squared units
+TIE = 1e-5  # difference of returns that rounding can make, in units of `reward_unit`
 ZERO_VARIANCE = 1e-10  # variances up to this count as zero, in squared units
 
 
@@ -189,7 +190,9 @@ def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Arr
     return deviations(return_GK, sound_GK=sound_GK) * factor_G[:, None]
 
 
-def best_of_group(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
+def best_of_group(
+    return_GK: Array, *, eps: Array | float = TIE, sound_GK: Array | None = None
+) -> jax.Array:
     """Return RAFT's advantage: 1 for the members with the highest return of their group, else 0.
 
     A group of equal returns has no best member, so all its advantages are 0: an update never
@@ -198,6 +201,7 @@ def best_of_group(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Arr
 
     Args:
       return_GK: undiscounted episode returns.
+      eps: difference up to which returns count as equal; one number, or one per group.
       sound_GK: bool, the members that are compared (`deviations`); None: all.
     Returns:
       advantage_GK float32, 0 or 1. 0 where sound_GK is False, and in a group of two or more with
@@ -208,8 +212,11 @@ def best_of_group(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Arr
     deviation_GK = deviations(return_GK, sound_GK=sound_GK)
     if deviation_GK.shape[1] == 1:
         return _sound_or_zero(jnp.ones_like(deviation_GK), sound_GK)
+    eps_G1 = jnp.broadcast_to(eps, deviation_GK.shape[:1])[:, None]
     best_G1 = jnp.max(deviation_GK, axis=1, keepdims=True)
-    best_GK = (deviation_GK == best_G1) & (best_G1 > 0)
+    best_GK = (deviation_GK >= best_G1 - eps_G1) & (best_G1 > eps_G1)
+    if sound_GK is not None:
+        best_GK = best_GK & jnp.asarray(sound_GK, bool)  # others have deviation 0
     return _sound_or_zero(best_GK.astype(jnp.float32), sound_GK)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.algorithm import advantage, rewards
-from ragen_jax.algorithm.advantage import STD_EPS, VARIANCE_EPS
+from ragen_jax.algorithm.advantage import STD_EPS, TIE, VARIANCE_EPS
 from ragen_jax.core.types import Array, Batch
 
 
@@ -225,6 +225,10 @@ def _grpo(return_GK: Array, *, unit_G: Array, sound_GK: Array | None) -> jax.Arr
     return advantage.group_relative(return_GK, eps=STD_EPS * unit_G, sound_GK=sound_GK)
 
 
+def _raft(return_GK: Array, *, unit_G: Array, sound_GK: Array | None) -> jax.Array:
+    return advantage.best_of_group(return_GK, eps=TIE * unit_G, sound_GK=sound_GK)
+
+
 _dr_grpo = functools.partial(advantage.group_relative, normalize_by_std=False)
 
 ALGORITHMS = {
@@ -236,6 +240,6 @@ ALGORITHMS = {
     "grpo": Algorithm(_same_for_all_tokens(_grpo), takes_sound=True, takes_unit=True),
     "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
     "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
-    "raft": Algorithm(_same_for_all_tokens(advantage.best_of_group), takes_sound=True),
+    "raft": Algorithm(_same_for_all_tokens(_raft), takes_sound=True, takes_unit=True),
 }
 OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

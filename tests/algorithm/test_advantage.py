@@ -48,6 +48,10 @@ def test_best_of_group_by_hand():
     return_GK = np.array([[0.0, 1.0, 0.5], [1.0, 0.0, 1.0], [2.0, 2.0, 2.0], [-1.0, -3.0, -1.5]])
     want = [[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, 0, 0]]  # no best among equal returns
     np.testing.assert_array_equal(advantage.best_of_group(return_GK), want)
+    # returns that differ by rounding are equal, and `eps` is in the unit of the rewards
+    rounded_GK = np.array([[0.1 + 0.2, 0.3, 0.0], [0.3, 0.1 + 0.2, 0.3]], np.float32) * 1e3
+    found = advantage.best_of_group(rounded_GK, eps=np.array([1e-2, 1e-2]))
+    np.testing.assert_array_equal(found, [[1, 1, 0], [0, 0, 0]])
     # a broken member is neither best nor a reason to call another one best
     sound_GK = np.array([[1, 0, 1], [1, 1, 0], [1, 1, 0], [0, 0, 1]], bool)
     want = [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]

@@ -294,6 +294,7 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
         "grpo": away / (lowered.std(1, ddof=1, keepdims=True) + 1e-6),
         "dr_grpo": away,
         "rloo": away * K / (K - 1),
+        "raft": (away == away.max(1, keepdims=True)) & (away.max(1, keepdims=True) > 1e-5),
     }.get(name, away)
     want_BT = want.reshape(-1)[batch.episode_B][:, None] * batch.mask_BT
     inside = (keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))[:, None] & (
