@@ -96,7 +96,7 @@ TAUGHT = {
     "warmstart.rooms": 2048,
     "warmstart.batch": 16,
     "warmstart.learning_rate": 2e-4,
-    "warmstart.check_every": 10,
+    "warmstart.check_every": 25,
     "warmstart.check_episodes": 64,
     "warmstart.success": 0.3,
     "warmstart.max_updates": 120,
