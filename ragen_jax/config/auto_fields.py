@@ -65,7 +65,7 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZE_FIELDS[math.inf]})
     check_domains(config)
     path = config.model.path
-    known = None if Path(path).expanduser().is_dir() else families.known_shape(path)
+    known = None if Path(path).expanduser().exists() else families.known_shape(path)
     parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
     size = next(most for most in SIZE_FIELDS if parameters <= most)
     fill(SIZE_FIELDS[size])

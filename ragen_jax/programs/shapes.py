@@ -101,18 +101,18 @@ def model_shape(config: Config) -> qwen.ModelConfig:
     """Return the shape of the model at config.model.path.
 
     Raises:
-      ValueError: the path is neither a directory nor a model whose shape is known.
+      ValueError: the path is neither a directory, a GGUF file nor a model whose shape is known.
     """
     path = config.model.path
     if path == "tiny":
         return tiny_shape(config, tiny_tokenizer(config))
-    if Path(path).expanduser().is_dir():
+    if Path(path).expanduser().exists():
         return hf.model_config(path)
     shape = families.known_shape(path)
     if shape is None:
         raise ValueError(
-            f"config.model.path is {path!r}: neither a model directory nor a model whose shape "
-            f"is known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
+            f"config.model.path is {path!r}: no model directory, no GGUF file and no model whose "
+            f"shape is known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
         )
     return shape
 

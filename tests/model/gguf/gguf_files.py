@@ -250,4 +250,7 @@ def change_fields(writer, fields):
     for key, value in fields.items():
         writer.kv_data[0].pop(key, None)
         if value is not None:
-            writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+            kind = gguf.GGUFValueType.get_type(value)
+            if type(value) is int and value >= 0:
+                kind = gguf.GGUFValueType.UINT32  # as llama.cpp expects
+            writer.add_key_value(key, value, kind)

