@@ -89,7 +89,7 @@ SMALL = {
     "steps": 30,
 }
 # The same for NARRATING_ENVIRONMENTS: imitation comes first, and sentences are short.
-TAUGHT = {
+IMITATION = {
     "env.context": "single_turn",
     "rollout.max_new_tokens": 96,
     "warmstart.fine_tune": True,
@@ -153,7 +153,7 @@ def apply(config: ConfigDict, model: str) -> None:
         config.model.path = SMALL_LLMS[model]
         config.update_from_flattened_dict(SMALL)
         if config.env.name in NARRATING_ENVIRONMENTS:
-            config.update_from_flattened_dict(TAUGHT)
+            config.update_from_flattened_dict(IMITATION)
     else:
         config.model.path = (LLMS | VISION_LLMS)[model]
         config.model.dtype = "bfloat16"

@@ -61,7 +61,10 @@ def shortened(command, workdir, model):
     """Return the words of a README command, with options that make it short and local."""
     module, *words = shlex.split(command, comments=True)
     places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir), "step=240": "step=1"}
-    places |= {"runs/taught/policy": str(model), "--workdir=runs/taught": f"--workdir={workdir}"}
+    places |= {
+        "runs/fine_tuned/policy": str(model),
+        "--workdir=runs/fine_tuned": f"--workdir={workdir}",
+    }
     words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
     text = " ".join(words)
     if module == "ragen_jax.train":

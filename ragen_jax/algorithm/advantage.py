@@ -215,8 +215,6 @@ def best_of_group(
     eps_G1 = jnp.broadcast_to(eps, deviation_GK.shape[:1])[:, None]
     best_G1 = jnp.max(deviation_GK, axis=1, keepdims=True)
     best_GK = (deviation_GK >= best_G1 - eps_G1) & (best_G1 > eps_G1)
-    if sound_GK is not None:
-        best_GK = best_GK & jnp.asarray(sound_GK, bool)  # others have deviation 0
     return _sound_or_zero(best_GK.astype(jnp.float32), sound_GK)
 
 

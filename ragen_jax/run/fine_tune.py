@@ -32,7 +32,6 @@ from ragen_jax.config.build import (
 )
 from ragen_jax.config.per_task import is_due, per_task_configs
 from ragen_jax.configs.base import Config, Reward
-from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.sharding import is_main_process
@@ -318,25 +317,7 @@ def _examples(
             f"config.warmstart.batch={w.batch}; lower it"
             + ("" if from_file(config) else f", or raise config.warmstart.rooms={w.rooms}")
         )
-    length = length_bucket(batch.tokens_BT.shape[1])
-    heldout = make_batch(others or episodes[:1])
-    return (
-        _padded(batch, length),
-        _padded(heldout, length_bucket(heldout.tokens_BT.shape[1])),
-        tasks,
-    )
-
-
-def _padded(batch: Batch, length: int) -> Batch:
-    """Return a batch whose arrays [B, T] are padded to `length` tokens."""
-    missing = length - batch.tokens_BT.shape[1]
-    fill = {"turn_BT": -1}
-    padded = {
-        name: np.pad(x, ((0, 0), (0, missing)), constant_values=fill.get(name, 0))
-        for name, x in vars(batch).items()
-        if name.endswith("_BT")
-    }
-    return dataclasses.replace(batch, **padded)
+    return batch, make_batch(others or episodes[:1]), tasks
 
 
 def _train(
