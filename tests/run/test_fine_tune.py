@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ragen_jax.config.build import build_learner, build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import countdown, sokoban, sudoku
 from ragen_jax.envs.countdown import Countdown
@@ -296,3 +297,59 @@ def test_several_turns_in_one_row_are_trained_together(model, cache, tmp_path):
     )
     assert len(batch.tokens_BT) == 6 and batch.turn_end_BT.sum(1).max() > 1
     assert len(heldout.tokens_BT) == 1 and list(tasks) == ["sokoban"]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+def test_the_gradients_of_an_update_match_torch(model, cache, tmp_path, family):
+    """Of the mean cross-entropy of the replies' tokens, through the whole update."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = hf.load_tokenizer(model)
+    fields = {"qwen2": {}, "llama": {"qkv_bias": False, "tied": False}}
+    shape = qwen.ModelConfig(
+        vocab_size=len(tokenizer),
+        max_positions=512,
+        family=family,
+        **SHAPE,
+        **fields.get(family, {"qkv_bias": False, "qk_norm": True}),
+    )
+    params = qwen.init_params(shape, jax.random.key(1))
+    hf.save(tmp_path / "base", qwen.Qwen(shape), params, tokenizer)
+    config = config_of(tmp_path / "base", **{"optimizer.max_grad_norm": 1e9})
+    loaded, params, _ = hf.load(tmp_path / "base")
+    batch, *_ = stage._examples(stage.imitation_config(config), tokenizer, model, cache, 512)
+    learner, state = build_learner(
+        stage.stage_config(config), loaded, params, *build_meshes(config)
+    )
+    rows = batch_rows(24, 6, 0, 0)
+    state, metrics = stage._update(learner, state, stage._take(batch, rows), 1)
+
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="auto")
+    ids_BT = torch.tensor(batch.tokens_BT[rows]).long()
+    replies_BT = torch.tensor(batch.mask_BT[rows] > 0)
+    logits_BTV = theirs(ids_BT).logits  # padding follows the replies: nothing attends to it
+    loss = torch.nn.functional.cross_entropy(
+        logits_BTV[:, :-1][replies_BT[:, 1:]], ids_BT[:, 1:][replies_BT[:, 1:]]
+    )
+    loss.backward()
+    assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    # After its first update, Adam's first moment is (1 - b1) times the gradient.
+    (moments,) = (
+        x.mu for x in jax.tree.leaves(state.opt_state, is_leaf=_has_moments) if _has_moments(x)
+    )
+    gradients = jax.tree.map(lambda x: x / (1 - config.optimizer.b1), moments)
+    hf.save(tmp_path / "gradients", loaded, gradients, tokenizer)
+    ours = weights_of(tmp_path / "gradients")
+    wanted = {name: x.grad.numpy() for name, x in theirs.named_parameters()}
+    assert ours.keys() == wanted.keys()
+    whole = np.sqrt(sum(float((x**2).sum()) for x in wanted.values()))
+    assert metrics["sft/grad_norm"] == pytest.approx(whole, rel=1e-5)
+    for name, want in wanted.items():
+        error = np.linalg.norm(ours[name] - want)
+        # A key's bias has no effect on the softmax: its gradient is rounding.
+        assert error <= 1e-5 * max(np.linalg.norm(want), 1e-3 * whole), name
+
+
+def _has_moments(x):
+    return hasattr(x, "mu")
