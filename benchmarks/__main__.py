@@ -31,6 +31,7 @@ from benchmarks import (
     scoring,
     searching,
     slots,
+    small_model,
 )
 from ragen_jax.core.memory import keep_freed_memory
 
@@ -67,6 +68,7 @@ OWN_OPTIONS = {
     "curves": curves,
     "grpo-step": grpo_step,
     "odd": odd,
+    "small-model": small_model,
     "train-length": lengths,
 }
 ONE_ARENA = (

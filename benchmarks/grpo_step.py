@@ -154,6 +154,7 @@ def run_trl(folder, options, prompts):
         members=MEMBERS,
         reply=REPLY,
         batch=PROMPTS * MEMBERS,
+        updates=1,
         micro_batch=options.trl_micro_batch,
         learning_rate=LEARNING_RATE,
         steps=options.steps,

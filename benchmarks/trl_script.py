@@ -1,4 +1,4 @@
-"""GRPO steps of TRL, for `grpo_step.py`, which runs this file with the Python of TRL's environment.
+"""GRPO steps of TRL, for `grpo_step.py` and `small_model.py`, which run this with TRL's Python.
 
     python trl_script.py SETTINGS.json
 
@@ -33,25 +33,32 @@ class Timed(GRPOTrainer):
 
 
 class Steps(TrainerCallback):
-    """Note the seconds of each step."""
+    """Note the seconds of each step: of its generation and all updates on it."""
+
+    def __init__(self, updates):
+        self.updates = updates
 
     def on_step_begin(self, args, state, control, **rest):
-        self.start = time.perf_counter()
-        SECONDS["rollout"].append(0.0)
+        if state.global_step % self.updates == 0:
+            self.start = time.perf_counter()
+            SECONDS["rollout"].append(0.0)
 
     def on_step_end(self, args, state, control, **rest):
-        SECONDS["step"].append(time.perf_counter() - self.start)
-        SECONDS["update"].append(SECONDS["step"][-1] - SECONDS["rollout"][-1])
+        if state.global_step % self.updates == 0:
+            SECONDS["step"].append(time.perf_counter() - self.start)
+            SECONDS["update"].append(SECONDS["step"][-1] - SECONDS["rollout"][-1])
 
 
 def main(settings):
+    updates, passes = settings["updates"], settings["batch"] // settings["micro_batch"]
     config = GRPOConfig(
         output_dir=settings["output"],
         per_device_train_batch_size=settings["micro_batch"],
-        gradient_accumulation_steps=settings["batch"] // settings["micro_batch"],
+        gradient_accumulation_steps=passes // updates,
+        steps_per_generation=passes,
         num_generations=settings["members"],
         max_completion_length=settings["reply"],
-        max_steps=settings["steps"],
+        max_steps=settings["steps"] * updates,
         learning_rate=settings["learning_rate"],
         temperature=1.0,
         beta=0.0,
@@ -70,7 +77,7 @@ def main(settings):
         args=config,
         train_dataset=Dataset.from_dict({"prompt": settings["prompts"]}),
         processing_class=AutoTokenizer.from_pretrained(settings["model"], trust_remote_code=False),
-        callbacks=[Steps()],
+        callbacks=[Steps(updates)],
     )
     trainer.train()
     Path(settings["output"], "seconds.json").write_text(json.dumps(SECONDS))

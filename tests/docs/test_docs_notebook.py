@@ -10,7 +10,11 @@ TUTORIALS = ROOT / "docs/tutorials"
 
 @pytest.fixture
 def run_notebook(agent, tmp_path, monkeypatch):
-    """run_notebook(name): the output of each code cell, run with the tests' agent."""
+    """run_notebook(name): the output of each code cell, run with the tests' agent.
+
+    run_notebook(name, parameters): without the cell tagged "install", and with the text
+    `parameters` after the lines of the cell tagged "parameters".
+    """
     nbformat = pytest.importorskip("nbformat", reason="pip install ragen_jax[docs]")
     nbclient = pytest.importorskip("nbclient", reason="pip install ragen_jax[docs]")
     cache = tmp_path / "cache/ragen_jax/models"
@@ -19,8 +23,12 @@ def run_notebook(agent, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
-    def run(name):
+    def run(name, parameters=""):
         notebook = nbformat.read(TUTORIALS / f"{name}.ipynb", as_version=4)
+        tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
+        if parameters:
+            notebook.cells[tags.index(["parameters"])].source += "\n" + parameters
+            del notebook.cells[tags.index(["install"])]
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         assert not any(cell.outputs for cell in cells), "stored outputs go stale: clear them"
         resources = {"metadata": {"path": str(tmp_path)}}
@@ -35,7 +43,7 @@ def run_notebook(agent, tmp_path, monkeypatch):
 
 def test_every_notebook_is_run():
     names = sorted(path.stem for path in TUTORIALS.glob("*.ipynb"))
-    assert names == sorted(re.findall(r'run_notebook\("(\w+)"\)', open(__file__).read()))
+    assert names == sorted(re.findall(r'run_notebook\(\s*"(\w+)"', open(__file__).read()))
 
 
 @pytest.mark.long
@@ -96,3 +104,26 @@ def test_python(run_notebook):
     assert "'eval/pass_at_2'" in evaluated and evaluated.endswith("run/report.html\n")
     assert re.search(r"retrieval \d\.\d\d\n$", scored)
     assert re.search(r"^Qwen \d+ \['sokoban'\]\n", policy, re.M)
+
+
+@pytest.mark.long
+def test_language_model(run_notebook, language_model):
+    """With a small random model, which cannot solve anything, and few steps."""
+    changes = {
+        **{"model.path": str(language_model), "model.dtype": "float32", "steps": 2},
+        **{"warmstart.rooms": 12, "warmstart.batch": 4, "warmstart.max_updates": 1},
+        **{"warmstart.check_episodes": 1, "rollout.groups": 2, "rollout.group_size": 2},
+        **{"rollout.max_new_tokens": 24, "eval.every": 2, "eval.episodes": 4},
+        **{"diagnose.every": 1, "optimizer.micro_batch": 2},
+    }
+    _, trained, information, replies, page = run_notebook(
+        "7_language_model", f"changes = {changes}"
+    )
+    assert "warm start: fine-tuning" in trained and trained.endswith("exit code 0\n")
+    assert re.findall(r"^step (\d): success on new problems 0.00$", trained, re.M) == ["0", "2"]
+    rows = information.splitlines()
+    assert rows and {row.split()[0] for row in rows} <= {"1", "2"}  # of steps with reasoning
+    assert all("'mi_seq': " in row and "'retrieval_chance': 0.5" in row for row in rows)
+    steps = re.findall(r"^step_(\d+)\nNumbers: .*\nTarget: \d+\n<think>", replies, re.M)
+    assert steps == ["000000", "000002"]
+    assert page == "runs/smollm2/report.html\n"
