@@ -1,6 +1,6 @@
 """SmolLM2-135M on Countdown: a step of RL and an update of fine-tuning, against TRL's trainers.
 
-    python -m benchmarks small-model --model=DIR [--trl=PYTHON] [--pairs=3] [--steps=6] [--json]
+    python -m benchmarks small-model --model=DIR [--trl=PYTHON] [--pairs=3] [--json]
 
 DIR is a Hugging Face directory of the model, fine-tuned so that its replies end (the policy/ that
 `python -m ragen_jax.sft --config=countdown:smollm2-135m` writes). TRL's environment is that of
@@ -11,7 +11,7 @@ the filter. The same without filter updates all 128 replies, as GRPOTrainer does
 updates of 16 demonstrations; SFTTrainer computes the loss of completions only. Both sides train the
 same weights on the same prompts or demonstrations, in float32. The processes run in turn. The first
 step of each process is not counted: it compiles or warms up. A step is the mean over a process's
-other steps, of which one is diagnosed. Peak memory is that of the whole process.
+other steps; of our five, one is diagnosed. Peak memory is that of the whole process.
 """
 
 import argparse
@@ -29,10 +29,11 @@ from ragen_jax.model import hf
 
 PRESET = "countdown:smollm2-135m"
 DEMONSTRATIONS = 16  # rows of an update of fine-tuning
+STEPS = {"ours": {"rl": 6, "no filter": 6, "sft": 10}, "trl": {"rl": 3, "sft": 10}}  # of a process
 PARTS = {"rl": ("step", "rollout", "update", "diagnose"), "no filter": ("step",), "sft": ("step",)}
 
 
-def write_files(folder, model, steps):
+def write_files(folder, model):
     """Write prompts and demonstrations of training problems; return (prompts, demonstrations)."""
     config = countdown.get_config("smollm2-135m")
     config.model.path, config.warmstart.fine_tune = str(model), False
@@ -41,7 +42,7 @@ def write_files(folder, model, steps):
     path = hf.resolve(config.model.path)
     chat = build_chat(config, hf.load_tokenizer(path), environment, hf.stop_ids(path))
     prompts, rows = [], []
-    for seed in range(max(config.rollout.groups, DEMONSTRATIONS) * steps):
+    for seed in range(max(config.rollout.groups, DEMONSTRATIONS) * max(STEPS["trl"].values())):
         state = environment.reset(seed)
         message = chat.observe(environment.render(state), actions_used=0, last_valid=True)
         prompts.append(chat.text(chat.prompt_ids((), message)))
@@ -58,8 +59,9 @@ def counted(seconds):
     return fmean(seconds[1:])
 
 
-def run_ours(folder, model, case, steps, number):
+def run_ours(folder, model, case, number):
     """Run `train` or `sft`; return the mean seconds of a step by part, and memory in GiB."""
+    steps = STEPS["ours"][case]
     run = folder / f"{case.replace(' ', '_')}_{number}"
     common = [f"--config={PRESET}", f"--config.model.path={model}", f"--workdir={run}"]
     if case == "sft":
@@ -86,9 +88,9 @@ def run_ours(folder, model, case, steps, number):
     return found | {"memory": memory, "kept": kept, "reply": rows[-1]["rollout/response_length"]}
 
 
-def run_trl(folder, model, case, options, prompts, rows):
+def run_trl(folder, case, options, prompts, rows):
     """Run GRPOTrainer or SFTTrainer; return the mean seconds of a step by part, and memory."""
-    settings = dict(model=str(model), steps=options.steps, output=str(folder / "trl"))
+    settings = dict(model=str(options.model), steps=STEPS["trl"][case], output=str(folder / "trl"))
     settings |= dict(micro_batch=options.trl_micro_batch, learning_rate=2e-5)
     if case == "sft":
         settings |= dict(rows=rows, batch=DEMONSTRATIONS)
@@ -107,17 +109,17 @@ def compare(options):
     found = {case: {"ours": [], "trl": []} for case in options.cases}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prompts, rows = write_files(folder, options.model, options.steps)
+        prompts, rows = write_files(folder, options.model)
         for number in range(options.pairs):
             theirs = {}
             for case, sides in found.items():
-                sides["ours"].append(run_ours(folder, options.model, case, options.steps, number))
+                sides["ours"].append(run_ours(folder, options.model, case, number))
                 print(_line(f"{case}, ours", sides["ours"][-1]), file=sys.stderr, flush=True)
                 if not options.trl:
                     continue
                 trainer = "sft" if case == "sft" else "rl"  # TRL has no filter
                 if trainer not in theirs:
-                    theirs[trainer] = run_trl(folder, options.model, case, options, prompts, rows)
+                    theirs[trainer] = run_trl(folder, trainer, options, prompts, rows)
                     print(_line(f"{trainer}, TRL", theirs[trainer]), file=sys.stderr, flush=True)
                 sides["trl"].append(theirs[trainer])
     return {case: _summary(sides) for case, sides in found.items()}
@@ -149,14 +151,13 @@ def main(argv):
     parser.add_argument("--model", required=True, type=Path, help="fine-tuned model's directory")
     parser.add_argument("--trl", default="", help="Python of an environment with TRL")
     parser.add_argument("--pairs", type=int, default=3, help="processes of each side")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a process, 2 or more")
     parser.add_argument("--trl-micro-batch", type=int, default=8, help="rows of a pass of TRL")
     parser.add_argument("--cases", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     options.model = options.model.resolve()
-    if options.steps < 2 or options.pairs < 1:
-        parser.error("--steps must be at least 2 and --pairs at least 1")
+    if options.pairs < 1:
+        parser.error("--pairs must be at least 1")
     found = compare(options)
     if options.json:
         print(json.dumps(found))

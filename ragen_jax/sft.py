@@ -22,7 +22,8 @@ from ragen_jax.config.load import load_config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.report.fine_tuning import write_page
-from ragen_jax.run.fine_tune import Interrupted, fine_tune
+from ragen_jax.run.fine_tune import fine_tune
+from ragen_jax.run.fine_tune_updates import Interrupted
 from ragen_jax.run.preemption import Preemption
 from ragen_jax.run.workdir import lock_workdir, new_folder
 from ragen_jax.storage.atomic_io import retry_disk_errors

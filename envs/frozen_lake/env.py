@@ -5,6 +5,7 @@ reaching the goal, 0 for everything else. Symbols and maps follow the released R
 """
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -62,6 +63,9 @@ _BRIEF_OBSERVATION = {
     "image": "Seen from above: pale blue is ice, a dark disc is a hole, a golden diamond is the "
     "goal, a red coat is you.",
 }
+
+# The way to the goal, as `narrate` states it.
+_WAY = r"[0-9]{1,2} (?:Up|Down|Left|Right)(?: and [0-9]{1,2} (?:Left|Right))?"
 
 # Name of a thing in a text -> the thing.
 _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
@@ -211,17 +215,19 @@ class FrozenLake:
         return " ".join([*words, "plan", *plan])
 
     def narrate(self, state: State, plan: Sequence[str]) -> str:
-        """Return the expert's reasoning in sentences: all positions, and its plan.
+        """Return the expert's reasoning in sentences: all positions, the way to the goal, its plan.
 
-        For example "The player is at (2,3), the goal at (3,3), holes at (1,2) and (2,1). The plan
-        is Down."
+        For example "The player is at (2,3), the goal at (3,3), holes at (1,2) and (2,1). The goal
+        lies 1 Down. The plan is Down."
         """
         position = state.lake.position
         holes = [position(cell) for cell in _holes(state)]
-        goal = describe_cell(position(state.lake.letters.index("G")))
-        facts = f"The player is at {describe_cell(position(state.player))}, the goal at {goal}"
+        player, goal = position(state.player), position(state.lake.letters.index("G"))
+        facts = f"The player is at {describe_cell(player)}, the goal at {describe_cell(goal)}"
         if holes:
             facts += f", {describe_things('a hole', 'holes', holes)}"
+        if player != goal:
+            facts += f". The goal lies {_describe_way(goal[0] - player[0], goal[1] - player[1])}"
         return f"{facts}.{describe_plan(plan)}"
 
     @property
@@ -235,18 +241,20 @@ class FrozenLake:
     def sentence_styles(self) -> Mapping[str, Style]:
         """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
         holes = rf"(?:, a hole at {CELL}|, holes at {CELLS})?"
-        facts = rf"The player is at {CELL}, the goal at {CELL}{holes}\."
+        facts = rf"The player is at {CELL}, the goal at {CELL}{holes}\.(?: The goal lies {_WAY}\.)?"
         return make_styles(self.narrate, facts + plan_pattern(self.actions), "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """Return (number of true positions in `thought`, number of positions stated).
+        """Return (number of true facts in `thought`, number of facts stated).
 
-        Counts positions of the player, holes and goal. (0, 0) if the observation holds IMAGE in
-        place of a text: see `transcribe`.
+        Counts positions of the player, holes and goal, and the way from the player to the goal as
+        `narrate` states it. (0, 0) if the observation holds IMAGE in place of a text: see
+        `transcribe`.
         """
         if IMAGE in observation:
             return 0, 0
-        return count_true(parse_positions(thought, _THINGS), _positions_shown(observation))
+        claims = parse_positions(thought, _THINGS) + _parse_ways(thought)
+        return count_true(claims, _facts_shown(observation))
 
     def transcribe(self, image: np.ndarray) -> str:
         """Return `grid_text` of the state that `render` drew, with observation="image"."""
@@ -277,11 +285,32 @@ def coordinate_text(state: State) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
-def _positions_shown(observation: str) -> frozenset[Claim]:
-    """Return all positions that an observation shows, in the form of `parse_positions`."""
+def _facts_shown(observation: str) -> frozenset[Claim]:
+    """Return all positions that an observation shows, in the form of `parse_positions`, and the way
+    from the player to the goal, in the form of `_parse_ways`."""
     grid = grid_lines(observation, lake.SYMBOLS)
     shown = coordinate_text(lake.parse(grid)) if grid else observation
-    return frozenset(parse_positions(shown, _THINGS))
+    positions = parse_positions(shown, _THINGS)
+    place = dict(positions)
+    (row, column), (goal_row, goal_column) = place["player"], place["goal"]
+    return frozenset([*positions, ("way", (goal_row - row, goal_column - column))])
+
+
+def _describe_way(rows: int, columns: int) -> str:
+    """Return a way that is not empty as "2 Down", "1 Left" or "2 Down and 1 Left"."""
+    parts = ((rows, ("Up", "Down")), (columns, ("Left", "Right")))
+    return " and ".join(f"{abs(n)} {names[n > 0]}" for n, names in parts if n)
+
+
+def _parse_ways(text: str) -> list[Claim]:
+    """Return the ways from the player to the goal that a text states, as (rows, columns)."""
+    ways = []
+    for way in re.findall(rf"\bgoal lies ({_WAY})", text):
+        signed = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+        steps = [(int(n), signed[name]) for n, name in re.findall(r"(\d+) (\w+)", way)]
+        rows, columns = (sum(n * sign[axis] for n, sign in steps) for axis in (0, 1))
+        ways.append(("way", (rows, columns)))
+    return ways
 
 
 def _holes(state: State) -> list[int]:

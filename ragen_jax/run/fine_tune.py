@@ -8,43 +8,32 @@ workdir/  sft.json  metrics.jsonl  checkpoints/  policy/  report.html
 """
 
 import dataclasses
-import functools
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from tqdm import tqdm
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.config.build import (
-    build_budgets,
     build_chat,
     build_learner,
-    build_limits,
     build_meshes,
     build_model,
     environment_settings,
 )
-from ragen_jax.config.per_task import is_due, per_task_configs
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config, Reward
 from ragen_jax.core.progress import enter_phase
-from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.sharding import is_main_process
-from ragen_jax.core.types import Batch, Metrics, Params
-from ragen_jax.envs.types import SolvableEnvironment
+from ragen_jax.core.types import Metrics
 from ragen_jax.model import hf, lora
 from ragen_jax.model.dates import with_date
-from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import EnvFailure
-from ragen_jax.rollout.episode import PlaySettings, Sampling
 from ragen_jax.run import chat_files, datasets
-from ragen_jax.run.checkpoint import Checkpoints, not_finite
+from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.demonstrations import (
     as_episodes,
     expert_arguments,
@@ -56,22 +45,16 @@ from ragen_jax.run.demonstrations import (
     imitation_settings,
     style_fractions,
 )
-from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.fine_tune_updates import Examples, Task, train
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.preemption import Preemption, exit_code
+from ragen_jax.run.preemption import Preemption
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.cache import cache_directory, content_hash, lock_path
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import settings_hash
 from ragen_jax.storage.heartbeat import heartbeat
-from ragen_jax.update.learner import Learner, sampling_policy
-from ragen_jax.update.optimize import MinibatchLayout
-from ragen_jax.update.passes import over_rows, statistics
-from ragen_jax.update.pieces import token_rows
-from ragen_jax.update.policy import plan_policy, update_policy
-from ragen_jax.update.state import TrainState
 
-RECIPE = 1  # raise it when a change of this file changes the result
+RECIPE = 1  # raise it when a change of this file or of fine_tune_updates.py changes the result
 SETTINGS = "sft.json"  # file with the settings that determine the result
 
 # Fields of config.warmstart that the result depends on. How often it is checked decides when it
@@ -81,24 +64,6 @@ _READ = (
     *("check_every", "check_episodes", "success", "max_updates"),
 )
 _OPTIMIZER = ("b1", "b2", "eps", "weight_decay", "max_grad_norm")
-
-
-class Interrupted(Exception):
-    """Fine-tuning was stopped by a signal; its last update is saved."""
-
-    def __init__(self, signal: int) -> None:
-        super().__init__(signal)
-        self.exit_code = exit_code(signal)
-
-
-class Task(NamedTuple):
-    """An environment whose demonstrations are imitated, and problems to check the model on."""
-
-    chat: Chat
-    environment: SolvableEnvironment
-    config: Config  # with this environment alone
-    seeds: list[int]
-    states: list[Any]
 
 
 def fine_tuned_model(config: Config, cache: str | Path | None = None) -> Path:
@@ -198,7 +163,7 @@ def fine_tune(
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config.model, model.config, mesh)
     positions = model.config.max_positions
-    batch, heldout, tasks = _examples(config, tokenizer, path, cache, positions)
+    examples = _examples(config, tokenizer, path, cache, positions)
     learner, state = build_learner(stage, model, params, mesh, sampling_mesh)
     checkpoints = Checkpoints(workdir / "checkpoints", keep=1)
     latest = checkpoints.latest_step()
@@ -210,7 +175,7 @@ def fine_tune(
     )
     if preemption is not None:
         preemption.saves = True
-    state = _train(config, learner, state, batch, heldout, tasks, log, checkpoints, preemption)
+    state = train(config, learner, state, examples, log, checkpoints, preemption)
     enter_phase(f"writing {policy}")
     if learner.frozen is not None and learner.frozen.params is not None:
         base = params
@@ -273,9 +238,7 @@ def _claim(workdir: Path, settings: Mapping[str, Any]) -> None:
         atomic_write(file, json.dumps(now, indent=2) + "\n")
 
 
-def _examples(
-    config: Config, tokenizer: Any, path: Path, cache: Path, positions: int
-) -> tuple[Batch, Batch, dict[str, Task]]:
+def _examples(config: Config, tokenizer: Any, path: Path, cache: Path, positions: int) -> Examples:
     """Return (rows to imitate, rows of held-out problems, tasks to check).
 
     Raises:
@@ -317,194 +280,4 @@ def _examples(
             f"config.warmstart.batch={w.batch}; lower it"
             + ("" if from_file(config) else f", or raise config.warmstart.rooms={w.rooms}")
         )
-    return batch, make_batch(others or episodes[:1]), tasks
-
-
-def _train(
-    config: Config,
-    learner: Learner,
-    state: TrainState,
-    batch: Batch,
-    heldout: Batch,
-    tasks: Mapping[str, Task],
-    log: MetricsLog,
-    checkpoints: Checkpoints,
-    preemption: Preemption | None,
-) -> TrainState:
-    """Return the state after the last update."""
-    w, first = config.warmstart, int(state.step)
-    check = functools.partial(_check, config, learner, heldout, tasks)
-    if first == 0:
-        log.write(0, check(state))
-        console(_line(0, w.max_updates, log.last))
-    elif log.last.get("eval/success", -1.0) >= w.success:
-        return state
-    bar = tqdm(
-        range(first + 1, w.max_updates + 1),
-        initial=first,
-        total=w.max_updates,
-        desc="fine-tuning",
-        disable=None if is_main_process() else True,
-        dynamic_ncols=True,
-    )
-    begin = time.monotonic()
-    for update in bar:
-        start = time.monotonic()
-        left = (start - begin) / max(update - 1 - first, 1) * (w.max_updates - update + 1)
-        about = f", at most {left:.0f} s left" if update > first + 1 else ""
-        enter_phase(f"fine-tuning, update {update} of {w.max_updates}{about}", since=start)
-        rows = batch_rows(len(batch.tokens_BT), w.batch, w.seed, update - 1)
-        state, metrics = _update(learner, state, _take(batch, rows), update)
-        metrics["time/update"] = time.monotonic() - start
-        last = update == w.max_updates
-        if is_due(w.check_every, update) or last:
-            metrics |= check(state)
-        log.write(update, metrics)
-        bar.set_postfix_str(f"loss {metrics['sft/loss']:.3f}")
-        reached = metrics.get("eval/success", -1.0) >= w.success
-        stop = preemption.signal if preemption is not None else 0
-        if "eval/success" in metrics or stop:
-            if broken := not_finite(state):
-                raise ValueError(
-                    f"update {update} left {broken} with NaN or infinity; lower "
-                    f"config.warmstart.learning_rate={w.learning_rate:g}"
-                )
-            log.sync()
-            checkpoints.save(update, state, wait=True)
-        if "eval/success" in metrics:
-            console(_line(update, w.max_updates, log.last))
-        if reached:
-            break
-        if stop:
-            raise Interrupted(stop)
-    if log.last.get("eval/success", 0.0) < w.success < 1:
-        console(
-            f"warning: success {log.last.get('eval/success', 0.0):.2f} after {w.max_updates} "
-            f"updates is below warmstart.success={w.success:g}; the model is used as it is"
-        )
-    return state
-
-
-def batch_rows(rows: int, batch: int, seed: int, update: int) -> np.ndarray:
-    """Return the indices of the rows of an update (0-based): each epoch shows every row once.
-
-    Rows left over at the end of an epoch, fewer than `batch`, wait for the next one.
-    """
-    epoch, place = divmod(update, rows // batch)
-    order = generator(Purpose.WARMSTART_ORDER, seed, epoch).permutation(rows)
-    return order[place * batch : (place + 1) * batch]
-
-
-def _take(batch: Batch, rows: np.ndarray) -> Batch:
-    return dataclasses.replace(batch, **{name: x[rows] for name, x in vars(batch).items()})
-
-
-def _update(
-    learner: Learner, state: TrainState, batch: Batch, update: int
-) -> tuple[TrainState, Metrics]:
-    """Take an optimizer step on the mean negative log-likelihood of the replies' tokens."""
-    rows_B = np.arange(len(batch.tokens_BT))
-    with jax.set_mesh(learner.mesh):
-        plan = plan_policy(
-            learner.loss,
-            batch,
-            np.ones_like(batch.mask_BT),
-            rows_B,
-            _layout(learner, len(rows_B)),
-            rng=generator(Purpose.POLICY_ORDER, learner.seed, update),
-        )
-        rates, _ = learner.rates(update)
-        state, found = update_policy(
-            learner.model,
-            learner.optimizer,
-            learner.loss,
-            state,
-            plan,
-            rates=rates,
-            loss_scale=1.0,
-            frozen=learner.frozen,
-        )
-    names = ("grad_norm", "update_norm", "learning_rate", "skipped", "positions", "shared")
-    metrics: Metrics = {f"sft/{name}": found[f"update/{name}"] for name in names}
-    metrics["sft/loss"] = found["update/policy_loss"]
-    metrics["sft/entropy"] = found["update/entropy"]
-    return dataclasses.replace(state, step=state.step + 1), metrics
-
-
-def _layout(learner: Learner, rows: int) -> MinibatchLayout:
-    attention = learner.model.config.attention
-    return MinibatchLayout(learner.mesh, 1, learner.micro_batch, rows, attention)
-
-
-def _check(
-    config: Config,
-    learner: Learner,
-    heldout: Batch,
-    tasks: Mapping[str, Task],
-    state: TrainState,
-) -> Metrics:
-    """Return the loss on held-out demonstrations, and success and validity on their problems."""
-    start = time.monotonic()
-    enter_phase("computing the loss on held-out demonstrations")
-    with jax.set_mesh(learner.mesh):
-        params = state.params if learner.frozen is None else learner.frozen.attach(state.params)
-        rows_B = np.arange(len(heldout.tokens_BT))
-        logp_BT, _ = over_rows(
-            statistics,
-            learner.model,
-            params,
-            token_rows(heldout),
-            rows_B,
-            np.float32(1.0),
-            _layout(learner, len(rows_B)),
-        )
-    metrics: Metrics = {
-        "sft/heldout_loss": float(-(logp_BT * heldout.mask_BT).sum() / heldout.mask_BT.sum())
-    }
-    policy = sampling_policy(learner, state)
-    episodes = sum(len(task.seeds) for task in tasks.values())
-    enter_phase("playing new problems", total=episodes, unit="episodes")
-    found = [_play(learner.model, policy, task) for task in tasks.values()]
-    for name in ("eval/valid_rate", "eval/response_length", "eval/return"):
-        values = [row[name] for row in found if name in row]
-        metrics |= {name: float(np.mean(values))} if values else {}
-    metrics["eval/success"] = min(row.get("eval/success", 0.0) for row in found)
-    if len(found) == 1 and "eval/success_ci95" in found[0]:
-        metrics["eval/success_ci95"] = found[0]["eval/success_ci95"]
-    return metrics | {"time/check": time.monotonic() - start}
-
-
-def _play(model: Qwen, policy: Params, task: Task) -> Metrics:
-    """Return eval/* metrics of the task's problems, each played once at temperature 1."""
-    c = task.config
-    _, mesh = build_meshes(c)
-    with jax.set_mesh(mesh):
-        episodes = play_problems(
-            model,
-            policy,
-            PlaySettings(
-                task.chat,
-                task.environment,
-                budgets=build_budgets(c),
-                sampling=Sampling(temperature=1.0),
-                limits=build_limits(c.env),
-            ),
-            task.seeds,
-            task.states,
-            samples=1,
-            rows=c.rollout.groups * c.rollout.group_size,
-            key=stream_key(Purpose.WARMSTART_CHECK, c.warmstart.seed),
-        )
-    return summarise(episodes, samples=1, format_penalty=c.env.format_penalty)
-
-
-def _line(update: int, total: int, row: Metrics) -> str:
-    """Return the console line of a check."""
-    half = row.get("eval/success_ci95")
-    interval = "" if half is None else f" ± {half:.2f}"
-    loss = f"loss {row['sft/loss']:.3f}, " if "sft/loss" in row else ""
-    return (
-        f"fine-tuning, update {update} of at most {total}: {loss}held-out loss "
-        f"{row['sft/heldout_loss']:.3f}, success {row['eval/success']:.2f}{interval}, valid "
-        f"{row.get('eval/valid_rate', 0.0):.2f}"
-    )
+    return Examples(batch, make_batch(others or episodes[:1]), tasks)

@@ -397,7 +397,7 @@ def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path):
         (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
         pytest.param(
             ["--config=configs/sokoban.py:huge"],
-            "'huge'; accepted: tiny, llm, qwen2.5-0.5b",
+            "'huge'; accepted: tiny, llm, smollm2-135m",
             marks=pytest.mark.slow,
         ),
         pytest.param(

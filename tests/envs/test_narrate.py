@@ -20,12 +20,13 @@ pytestmark = pytest.mark.fast
 
 # Environment and options, a pattern of one fact, and a fact of the same form that is false.
 CELL, NUMBER = (r"\([0-9]+,[0-9]+\)", "(19,19)"), (r"[0-9]+(?:\.[0-9]+)?", "987")
+LAKE_FACT = (rf"{CELL[0]}|(?<=goal lies )[^.]+", CELL[1])  # a position, or the way to the goal
 CASES = [
     ("sokoban", {}, CELL),
     ("sokoban", {"size": (13, 13), "num_boxes": 3, "observation": "both"}, CELL),
     ("sokoban", {"observation": "coordinate"}, CELL),
-    ("frozen_lake", {}, CELL),
-    ("frozen_lake", {"size": (12, 3), "frozen": 0.95, "observation": "coordinate"}, CELL),
+    ("frozen_lake", {}, LAKE_FACT),
+    ("frozen_lake", {"size": (12, 3), "frozen": 0.95, "observation": "coordinate"}, LAKE_FACT),
     ("countdown", {}, NUMBER),
     ("countdown", {"count": (1, 3), "operators": "+-*/", "allow_subset": True}, NUMBER),
     ("bandit", {"arms": 4, "sure": (5, 95), "chance": (5, 95)}, NUMBER),
@@ -66,14 +67,16 @@ def test_every_stated_fact_is_counted_and_a_false_one_is_false(name, options, fa
         assert right == stated > 0
         if "size" not in options:  # `explain` is ambiguous about cells like (1,12)
             explained = environment.explain(state, plan)
-            assert (right, stated) == environment.count_grounded(shown, explained)
+            ways = name == "frozen_lake"  # the way to the goal is stated only in sentences
+            assert (right - ways, stated - ways) == environment.count_grounded(shown, explained)
         assert text == environment.narrate(state, plan[:4])
         facts = environment.narrate(state, ())  # without the plan
         assert text != facts or not plan or name == "countdown" and plan[0].isdigit()
         numbers = list(re.finditer(fact[0], facts))
         assert environment.count_grounded(shown, facts) == (len(numbers), len(numbers))
         for number in numbers:
-            wrong = facts[: number.start()] + fact[1] + facts[number.end() :]
+            false = "19 Down and 19 Left" if " " in number[0] else fact[1]
+            wrong = facts[: number.start()] + false + facts[number.end() :]
             assert environment.count_grounded(shown, wrong) == (len(numbers) - 1, len(numbers))
 
 
@@ -101,11 +104,16 @@ def test_sentences_by_hand():
         "The plan is Down, Right."
     )
     assert lake.narrate(place, ("Down",)) == (
-        "The player is at (0,0), the goal at (3,3), holes at (0,3), (1,1) and (3,2). The plan is "
-        "Down."
+        "The player is at (0,0), the goal at (3,3), holes at (0,3), (1,1) and (3,2). The goal lies "
+        "3 Down and 3 Right. The plan is Down."
     )
-    assert lake.narrate(lake.parse("PG"), ()) == "The player is at (0,0), the goal at (0,1)."
-    assert ", a hole at (0,1)." in lake.narrate(lake.parse("PO\n_G"), ())
+    assert lake.narrate(lake.parse("PG"), ()) == (
+        "The player is at (0,0), the goal at (0,1). The goal lies 1 Right."
+    )
+    assert ", a hole at (0,1). The goal" in lake.narrate(lake.parse("PO\n_G"), ())
+    assert "The goal lies 1 Up and 2 Left." in lake.narrate(lake.parse("G__\n__P"), ())
+    assert "The goal lies 1 Up." in lake.narrate(lake.parse("G\nP"), ())
+    assert "The goal lies" not in lake.narrate(lake.parse("√__\n___"), ())
     countdown = make_env("countdown")
     assert countdown.narrate(Problem((44, 19, 35), 60), ("44-19+35",)) == (
         "The numbers are 44, 19 and 35; the target is 60. 44-19=25. 25+35=60."

@@ -1,4 +1,4 @@
-"""fine_tune.py: the loss, stopping, exact resume, LoRA, the cache, and messages."""
+"""Fine-tuning: the loss, gradients, stopping, exact resume, LoRA, the cache, and messages."""
 
 import dataclasses
 import json
@@ -17,7 +17,9 @@ from ragen_jax.model import hf, qwen
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run import fine_tune as stage
-from ragen_jax.run.fine_tune import Interrupted, batch_rows, fine_tune, fine_tuned_model
+from ragen_jax.run import fine_tune_updates as updates
+from ragen_jax.run.fine_tune import fine_tune, fine_tuned_model
+from ragen_jax.run.fine_tune_updates import Interrupted, batch_rows
 from ragen_jax.run.load import load_policy
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -152,7 +154,7 @@ def test_a_resumed_run_is_bit_identical(tuned, cache, tmp_path):
 
 
 def test_it_stops_when_success_is_reached(model, cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(stage, "_play", lambda *_: {"eval/success": 0.5, "eval/valid_rate": 0.75})
+    monkeypatch.setattr(updates, "_play", lambda *_: {"eval/success": 0.5, "eval/valid_rate": 0.75})
     config = config_of(model, **{"warmstart.success": 0.5})
     fine_tune(config, tmp_path, cache)
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3]
@@ -274,13 +276,13 @@ def test_demonstrations_that_do_not_fit_are_counted(model, cache, tmp_path, monk
 
 
 def test_every_epoch_shows_every_row_once():
-    updates = [batch_rows(20, 6, 3, update) for update in range(6)]
-    for epoch in (updates[:3], updates[3:]):
+    shown = [batch_rows(20, 6, 3, update) for update in range(6)]
+    for epoch in (shown[:3], shown[3:]):
         rows = np.concatenate(epoch)
         assert len(rows) == len(set(rows.tolist())) == 18
-    assert not np.array_equal(updates[0], updates[3])
-    np.testing.assert_array_equal(batch_rows(20, 6, 3, 4), updates[4])
-    assert not np.array_equal(batch_rows(20, 6, 4, 4), updates[4])
+    assert not np.array_equal(shown[0], shown[3])
+    np.testing.assert_array_equal(batch_rows(20, 6, 3, 4), shown[4])
+    assert not np.array_equal(batch_rows(20, 6, 4, 4), shown[4])
 
 
 def test_several_turns_in_one_row_are_trained_together(model, cache, tmp_path):
@@ -323,7 +325,7 @@ def test_the_gradients_of_an_update_match_torch(model, cache, tmp_path, family):
         stage.stage_config(config), loaded, params, *build_meshes(config)
     )
     rows = batch_rows(24, 6, 0, 0)
-    state, metrics = stage._update(learner, state, stage._take(batch, rows), 1)
+    state, metrics = updates._update(learner, state, updates._take(batch, rows), 1)
 
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype="auto")
     ids_BT = torch.tensor(batch.tokens_BT[rows]).long()
