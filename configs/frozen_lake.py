@@ -32,7 +32,19 @@ qwen2.5-vl-3b
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs.presets import TINY_VL, build_config
+from ragen_jax.configs.presets import SMALL_LLMS, TINY_VL, build_config
+
+# A small language model reads positions more easily than symbols, which share tokens. Replies of
+# four moves need fewer prompts.
+SMALL = {
+    "env.options.observation": "coordinate",
+    "env.max_turns": 3,
+    "env.actions_per_turn": 4,
+    "rollout.groups": 8,
+    "warmstart.check_every": 20,
+    "eval.every": 12,
+    "steps": 24,
+}
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
@@ -50,5 +62,5 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         ),
         tiny={"rollout.max_new_tokens": 32, "steps": 120},
         # Below this success, the agent misreads half of its images.
-        models={TINY_VL: {"warmstart.success": 0.65}},
+        models={TINY_VL: {"warmstart.success": 0.65}, **dict.fromkeys(SMALL_LLMS, SMALL)},
     )

@@ -9,7 +9,8 @@ distinguish them, but the entropy bonus favours the template, which has more var
 thus stays diverse, valid and successful while it ceases to depend on the input. The style of every
 reasoning is known (reasoning/style/*), so that detectors of collapse can be tested against it.
 
-WORLD  sokoban (default) or frozen_lake.
+WORLD  sokoban (default) or frozen_lake: the tiny agent; bandit: SmolLM2-135M, in sentences, with 64
+       replies a step, 40 steps and a smaller learning rate.
 RECIPE a recipe of configs/recipes, such as no_filter.
 
     --config.warmstart.styles.template=0.2      a smaller fraction of templates
@@ -18,14 +19,17 @@ RECIPE a recipe of configs/recipes, such as no_filter.
     --config.algorithm.entropy_coef=0.0         no entropy bonus, which drives the drift
 """
 
+from types import ModuleType
+
 from ml_collections import ConfigDict
 
-from ragen_jax.configs import frozen_lake, recipes, sokoban
+from ragen_jax.configs import bandit, frozen_lake, recipes, sokoban
 from ragen_jax.envs.styles import UNGROUNDED
 
 # World -> (config, success at which the warm start stops). At 0.4 in FrozenLake, the sentences are
 # only half learnt, and the reasoning drifts to neither style.
 WORLDS = {"sokoban": (sokoban, 0.4), "frozen_lake": (frozen_lake, 0.6)}
+LANGUAGE = "bandit"  # the world of a language model
 
 
 def get_config(preset: str = "sokoban") -> ConfigDict:
@@ -35,23 +39,42 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
       ValueError: the world or a recipe is unknown.
     """
     world, *names = preset.split("+")
-    if world not in WORLDS:
-        raise ValueError(f"unknown world {world!r}; known: {', '.join(WORLDS)}")
-    module, success = WORLDS[world]
-    config = module.get_config("tiny")
-    config.steps = 160
-    config.warmstart.layers = 3
+    if world == LANGUAGE:
+        config = _language_model()
+    elif world in WORLDS:
+        config = _tiny_agent(*WORLDS[world])
+    else:
+        raise ValueError(f"unknown world {world!r}; known: {', '.join([*WORLDS, LANGUAGE])}")
     config.warmstart.styles = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
-    config.warmstart.success = success
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05
-    config.optimizer.learning_rate = 2e-4
     config.eval.temperature = (
         1.0  # lower temperatures favour the single grounded opening over the eight templates
     )
-    config.eval.episodes = 256
     config.diagnose.probe_every = 4
     for rule in ("variance", "success", "empty"):  # the run is meant to collapse
         config.stopping[rule].action = "warn"
     recipes.apply(config, names)
+    return config
+
+
+def _tiny_agent(world: ModuleType, success: float) -> ConfigDict:
+    config = world.get_config("tiny")
+    config.steps = 160
+    config.warmstart.layers = 3
+    config.warmstart.success = success
+    config.optimizer.learning_rate = 2e-4
+    config.eval.episodes = 256
+    return config
+
+
+def _language_model() -> ConfigDict:
+    config = bandit.get_config("smollm2-135m")
+    # Either arm can be the better one, and both styles can compare them.
+    config.env.options.update(sure=(5, 95), chance=(5, 95))
+    config.steps = 40
+    config.rollout.groups = 8
+    config.warmstart.update(check_every=20, max_updates=40)
+    config.eval.episodes = 128
+    config.diagnose.update(probe_problems=16, flow_every=0)
     return config

@@ -211,3 +211,31 @@ ORGANISM_EXPERIMENTS["ours_frozen_lake"] = dataclasses.replace(
     config="organism:frozen_lake",
     seeds=(50, 51, 52),
 )
+
+# The same questions of a language model, by the rules of the pages of the tiny agent.
+LANGUAGE: Fields = FEWER_FILES | WARN_ONLY | {"eval.every": 20, "report.every": 0}
+ORGANISM_EXPERIMENTS["language"] = Experiment(
+    question="SmolLM2-135M has learned two reasoning styles in sentences, of which one depends on "
+    "its input. With an entropy bonus, does its reasoning lose its input dependence? Do the "
+    "treatments that helped the tiny agent keep it, and does the paper's filter?",
+    config="organism:bandit",
+    settings={"entropy 0.05": {}},
+    treatments={
+        **{"top-p 0.9": TOP_P, "random groups": TOP_P | {"filter.at_random": True}},
+        "fading bonus on the upper half": OURS["fading bonus on the upper half"],
+        "no filter": NONE,
+    },
+    seeds=(60, 61, 62),
+    common_fields=LANGUAGE,
+    doubt="More seeds and longer runs; a larger model; a task in which only the grounded reasoning "
+    "finds the answer; or a model that was not fine-tuned on both styles.",
+    minutes=12.0,
+)
+ORGANISM_EXPERIMENTS["language_detectors"] = dataclasses.replace(
+    ORGANISM_EXPERIMENTS["language"],
+    question="Which metrics detect that a language model's reasoning no longer depends on its "
+    "input, and which raise false alarms?",
+    settings={"entropy 0.05": {}, "entropy 0": {"algorithm.entropy_coef": 0.0}},
+    treatments={"top-p 0.9": TOP_P, "no filter": NONE},
+    runs="language",
+)

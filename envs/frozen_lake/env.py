@@ -64,8 +64,15 @@ _BRIEF_OBSERVATION = {
     "goal, a red coat is you.",
 }
 
-# The way to the goal, as `narrate` states it.
-_WAY = r"[0-9]{1,2} (?:Up|Down|Left|Right)(?: and [0-9]{1,2} (?:Left|Right))?"
+# Axis -> actions that lower and raise the position on it.
+_AXES = {"row": ("Up", "Down"), "column": ("Left", "Right")}
+_NUMBER = "[0-9]{1,2}"
+# Axis -> pattern of a sentence with the way to the goal along it, as `narrate` writes it.
+_WAY = {
+    axis: rf"From {axis} {_NUMBER} to {_NUMBER}: (?:{_NUMBER} (?:{'|'.join(names)})|no move)\."
+    for axis, names in _AXES.items()
+}
+_ANY_WAY = re.compile("|".join(_WAY.values()))
 
 # Name of a thing in a text -> the thing.
 _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
@@ -217,8 +224,8 @@ class FrozenLake:
     def narrate(self, state: State, plan: Sequence[str]) -> str:
         """Return the expert's reasoning in sentences: all positions, the way to the goal, its plan.
 
-        For example "The player is at (2,3), the goal at (3,3), holes at (1,2) and (2,1). The goal
-        lies 1 Down. The plan is Down."
+        For example "The player is at (2,3), the goal at (3,3), holes at (1,2) and (2,1). From row 2
+        to 3: 1 Down. From column 3 to 3: no move. The plan is Down."
         """
         position = state.lake.position
         holes = [position(cell) for cell in _holes(state)]
@@ -226,9 +233,8 @@ class FrozenLake:
         facts = f"The player is at {describe_cell(player)}, the goal at {describe_cell(goal)}"
         if holes:
             facts += f", {describe_things('a hole', 'holes', holes)}"
-        if player != goal:
-            facts += f". The goal lies {_describe_way(goal[0] - player[0], goal[1] - player[1])}"
-        return f"{facts}.{describe_plan(plan)}"
+        way = " ".join(_describe_way(player, goal))
+        return f"{facts}. {way}{describe_plan(plan)}"
 
     @property
     def styles(self) -> Mapping[str, Style]:
@@ -241,7 +247,9 @@ class FrozenLake:
     def sentence_styles(self) -> Mapping[str, Style]:
         """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
         holes = rf"(?:, a hole at {CELL}|, holes at {CELLS})?"
-        facts = rf"The player is at {CELL}, the goal at {CELL}{holes}\.(?: The goal lies {_WAY}\.)?"
+        facts = (
+            rf"The player is at {CELL}, the goal at {CELL}{holes}\. {_WAY['row']} {_WAY['column']}"
+        )
         return make_styles(self.narrate, facts + plan_pattern(self.actions), "The")
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
@@ -253,8 +261,10 @@ class FrozenLake:
         """
         if IMAGE in observation:
             return 0, 0
-        claims = parse_positions(thought, _THINGS) + _parse_ways(thought)
-        return count_true(claims, _facts_shown(observation))
+        positions, way = _facts_shown(observation)
+        right, stated = count_true(parse_positions(thought, _THINGS), positions)
+        ways = _ANY_WAY.findall(thought)
+        return right + sum(sentence in way for sentence in ways), stated + len(ways)
 
     def transcribe(self, image: np.ndarray) -> str:
         """Return `grid_text` of the state that `render` drew, with observation="image"."""
@@ -285,32 +295,23 @@ def coordinate_text(state: State) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
-def _facts_shown(observation: str) -> frozenset[Claim]:
+def _facts_shown(observation: str) -> tuple[frozenset[Claim], tuple[str, str]]:
     """Return all positions that an observation shows, in the form of `parse_positions`, and the way
-    from the player to the goal, in the form of `_parse_ways`."""
+    to the goal in sentences."""
     grid = grid_lines(observation, lake.SYMBOLS)
     shown = coordinate_text(lake.parse(grid)) if grid else observation
     positions = parse_positions(shown, _THINGS)
-    place = dict(positions)
-    (row, column), (goal_row, goal_column) = place["player"], place["goal"]
-    return frozenset([*positions, ("way", (goal_row - row, goal_column - column))])
+    places = dict(positions)
+    return frozenset(positions), _describe_way(places["player"], places["goal"])
 
 
-def _describe_way(rows: int, columns: int) -> str:
-    """Return a way that is not empty as "2 Down", "1 Left" or "2 Down and 1 Left"."""
-    parts = ((rows, ("Up", "Down")), (columns, ("Left", "Right")))
-    return " and ".join(f"{abs(n)} {names[n > 0]}" for n, names in parts if n)
-
-
-def _parse_ways(text: str) -> list[Claim]:
-    """Return the ways from the player to the goal that a text states, as (rows, columns)."""
-    ways = []
-    for way in re.findall(rf"\bgoal lies ({_WAY})", text):
-        signed = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-        steps = [(int(n), signed[name]) for n, name in re.findall(r"(\d+) (\w+)", way)]
-        rows, columns = (sum(n * sign[axis] for n, sign in steps) for axis in (0, 1))
-        ways.append(("way", (rows, columns)))
-    return ways
+def _describe_way(start: tuple[int, int], goal: tuple[int, int]) -> tuple[str, str]:
+    """Return the way from a position to another in two sentences, rows first; see `_WAY`."""
+    first, second = (
+        f"From {axis} {a} to {b}: " + (f"{abs(b - a)} {names[b > a]}." if a != b else "no move.")
+        for a, b, (axis, names) in zip(start, goal, _AXES.items(), strict=True)
+    )
+    return first, second
 
 
 def _holes(state: State) -> list[int]:

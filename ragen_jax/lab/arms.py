@@ -23,6 +23,7 @@ from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import Experiment
+from ragen_jax.run.fine_tune import fine_tuned_model
 from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.preemption import exit_code
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
@@ -161,6 +162,8 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     for arm in waiting:
         if arm.config.model.path == "tiny":
             tiny_model(arm.config)
+        elif arm.config.warmstart.fine_tune:
+            fine_tuned_model(arm.config)
     if waiting:
         total = minutes * -(-len(waiting) // workers)
         console(f"{len(waiting)} of {len(plan)} arms, {workers} at a time: about {total:.0f} min")

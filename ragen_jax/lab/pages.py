@@ -12,8 +12,8 @@ from ragen_jax.storage.atomic_io import atomic_write, make_folder
 PAGES = {
     "collapse": collapse,
     "organism": organism,
-    "detectors": detectors,
-    **dict.fromkeys(("cures", "ours", "ours_frozen_lake"), treatments),
+    **dict.fromkeys(("detectors", "language_detectors"), detectors),
+    **dict.fromkeys(("cures", "ours", "ours_frozen_lake", "language"), treatments),
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
