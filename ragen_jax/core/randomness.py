@@ -46,6 +46,7 @@ class Purpose(enum.IntEnum):
     WARMSTART_ORDER = 21  # order of the demonstrations: warmstart.seed, epoch
     WARMSTART_CHECK = 22  # episodes that decide whether the warm start is done: warmstart.seed
     PROBE = 23  # first turns of held-out problems: eval.seed
+    SERVE = 24  # replies to requests: eval.seed
 
 
 def philox(purpose: int, *words: int) -> np.random.Philox:

@@ -285,7 +285,9 @@ def _image_sides(
             f"{image_pad} (image_token_id in config.json) once, between control tokens"
         )
     at = ids.index(image_pad)
-    return _ids(tokenizer, control, parts[:at]), _ids(tokenizer, control, parts[at + 1 :])
+    return ids_of_parts(tokenizer, control, parts[:at]), ids_of_parts(
+        tokenizer, control, parts[at + 1 :]
+    )
 
 
 def _around_marks(rendered: str, *, system: bool) -> list[str]:
@@ -428,7 +430,7 @@ def _before_message(
     """Return the `Side` before a message."""
     tag_end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
     return Side(
-        ids=_ids(tokenizer, control, parts[:tag_end]),
+        ids=ids_of_parts(tokenizer, control, parts[:tag_end]),
         text=_text(parts[tag_end:]),
         strip=tag_end > 0 and _strips_after(parts[tag_end - 1]),
     )
@@ -440,15 +442,20 @@ def _after_message(
     """Return the `Side` after a message."""
     first = next((i for i, part in enumerate(parts) if isinstance(part, Control)), len(parts))
     return Side(
-        ids=_ids(tokenizer, control, parts[first:]),
+        ids=ids_of_parts(tokenizer, control, parts[first:]),
         text=_text(parts[:first]),
         strip=first < len(parts) and _strips_before(parts[first]),
     )
 
 
-def _ids(
+def ids_of_parts(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
 ) -> np.ndarray:
+    """Return the int32 ids of parts: control tokens, and texts that hold none.
+
+    Raises:
+      PromptError: as in `plain_ids`.
+    """
     ids = [np.zeros(0, np.int32)]
     for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
         if isinstance(part, str):

@@ -23,7 +23,7 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
-from ragen_jax.rollout.slots import NOTHING, common
+from ragen_jax.rollout.rows import NOTHING, common
 from ragen_jax.rollout.stops import Stops
 
 

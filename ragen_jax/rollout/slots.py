@@ -21,13 +21,11 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 
 import jax
-import numpy as np
 
 from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_shared
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.chunks import DecodeBatch
 from ragen_jax.rollout.env_calls import Clock
 from ragen_jax.rollout.episode import (
     Play,
@@ -38,26 +36,16 @@ from ragen_jax.rollout.episode import (
     begin_turns,
 )
 from ragen_jax.rollout.pages import Cache, PendingRead, cache_sizes
+from ragen_jax.rollout.rows import Endings, Row, begin_replies, decode_rows
 from ragen_jax.rollout.sample import episode_keys
-
-NOTHING = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass
-class _Slot:
+class _Slot(Row):
     """A row of the cache, and the episode that it plays."""
 
     play: Play | None = None  # None: the slot is free
     awaiting_env: bool = False  # whether its environment has not finished the step yet
-    cached_ids: np.ndarray = dataclasses.field(
-        default_factory=lambda: NOTHING
-    )  # tokens in the cache
-    token: int = 0  # the next token, not in the cache yet
-    shift: int = 0  # `ImageTable.shift` of the tokens in the cache
-    tokens_left: int = 0  # tokens that its reply may still get; 0: no reply is running
-    stop_state: int = 0  # state of the stop strings after the sampled tokens
-    sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
-    logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
 
 
 def play_in_slots(
@@ -181,51 +169,19 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
 
     The slot of an episode whose next prompt cannot be used is freed.
     """
-    news: list[list[PendingRead]] = [[] for _ in range(cache.shards)]
-    # (shard, prompt) -> its read, which the members of a group share in their first turn
-    same: dict[tuple[int, bytes], PendingRead] = {}
     begun = [
         (index, slot, slot.play)
         for index, slot in enumerate(table)
         if slot.play is not None and not slot.awaiting_env and not slot.tokens_left
     ]
     begin_turns([play for *_, play in begun], chat, room)
+    prompts = []
     for index, slot, play in begun:
         if play.over:
             slot.play = None
-            continue
-        before = play.prompt[:-1]
-        start = common(slot.cached_ids, before)
-        slot.cached_ids, slot.token, slot.tokens_left = (
-            before,
-            int(play.prompt[-1]),
-            room.max_new_tokens,
-        )
-        slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
-        slot.stop_state = 0
-        slot.shift = chat.images.shift(before)
-        shard, row = divmod(index, cache.rows)
-        if start == len(before):
-            continue
-        if cache.sizes.pieces[-1] >= len(before) and (
-            cache.sizes.piece(len(before)) == cache.sizes.piece(len(before) - start)
-        ):
-            start = 0  # reading all is as fast, since there is no cache to attend to
-        if start == 0 and (shard, before.tobytes()) in same:
-            same[shard, before.tobytes()].rows.append(row)
-            continue
-        found = PendingRead([row], start, before[start:], chat.images.shift(before[:start]))
-        news[shard].append(found)
-        if start == 0:
-            same[shard, before.tobytes()] = found
-    return news
-
-
-def common(a: np.ndarray, b: np.ndarray) -> int:
-    """Return the length of the common prefix of two rows of tokens."""
-    size = min(len(a), len(b))
-    apart = np.flatnonzero(a[:size] != b[:size])
-    return int(apart[0]) if len(apart) else size
+        else:
+            prompts.append((index, slot, play.prompt, room.max_new_tokens))
+    return begin_replies(prompts, cache, chat.images)
 
 
 def _decode(
@@ -239,36 +195,8 @@ def _decode(
         [play.member if play else 0 for play in plays],
         [len(play.turns) if play else 0 for play in plays],
     )
-    shift_B = np.array([slot.shift for slot in table], np.int32)
-    stop_B = np.array([slot.stop_state for slot in table], np.int32)
-    batch = DecodeBatch(
-        token_B=np.array([slot.token for slot in table], np.int32),
-        length_B=np.array([len(slot.cached_ids) for slot in table], np.int32),
-        drawn_B=np.array([len(slot.sampled) for slot in table], np.int32),
-        budget_B=np.array([slot.tokens_left for slot in table], np.int32),
-        keys_B=keys_B,
-        shift_B=None if chat.images.tower is None else shift_B,
-        stop_B=stop_B if chat.stops else None,
-    )
-    found = cache.decode(batch, sampling, chat.stop_ids, chat.stops)
-    if found is None:
-        return []
-    tokens_BC, logp_BC, count_B = found
-    stopped = []
-    for slot, tokens_C, logp_C, count in zip(table, tokens_BC, logp_BC, count_B, strict=True):
-        if not slot.tokens_left:
-            continue
-        new, last = tokens_C[:count], int(tokens_C[count - 1])
-        slot.cached_ids = np.concatenate([slot.cached_ids, [slot.token], new[:-1]]).astype(np.int32)
-        slot.sampled = np.concatenate([slot.sampled, new])
-        slot.logp = np.concatenate([slot.logp, logp_C[:count]])
-        slot.token = last
-        ended = last in chat.stop_ids
-        if chat.stops:
-            slot.stop_state = chat.stops.advance(slot.stop_state, new)
-            ended |= slot.stop_state == chat.stops.ended
-        slot.tokens_left = 0 if ended else slot.tokens_left - int(count)
-        if not slot.tokens_left:
-            slot.awaiting_env = True
-            stopped.append(slot)
+    endings = Endings(chat.stop_ids, chat.stops)
+    stopped = decode_rows(cache, table, keys_B, sampling, endings, chat.images)
+    for slot in stopped:
+        slot.awaiting_env = True
     return stopped

@@ -1,0 +1,177 @@
+"""Serve a run's policy or a model to any agent that speaks the OpenAI API, and record its tokens.
+
+    python -m ragen_jax.serve --workdir=runs/NAME [--step=N] [--record=FILE.jsonl]
+    python -m ragen_jax.serve --model=DIR_OR_HUB_ID [--record=FILE.jsonl]
+                              [--host=127.0.0.1] [--port=8000] [--slots=16]
+                              [--config.FIELD=VALUE ...]
+
+Two keys are printed. The API key is that of a session for everybody; the admin key opens further
+sessions (POST /admin/sessions). When sessions end, at the latest with Ctrl-C, their conversations
+are appended to --record with the token ids that were shown and sampled; `score` diagnoses that
+file. Replies are drawn with eval.temperature and the other eval.* settings, whatever a request asks
+for, and have at most rollout.max_new_tokens tokens.
+"""
+
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from absl import flags
+
+from ragen_jax.config import command_line as command
+from ragen_jax.config.build import build_eval_sampling, build_meshes, build_model
+from ragen_jax.config.load import load_config
+from ragen_jax.configs.base import Config
+from ragen_jax.core.progress import enter_phase
+from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.types import Params
+from ragen_jax.model import hf
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.chat import token_bytes
+from ragen_jax.rollout.rows import Endings
+from ragen_jax.run.load import for_sampling, restore_run
+from ragen_jax.serving.conversation import Conversation, make_conversation
+from ragen_jax.serving.engine import Engine
+from ragen_jax.serving.server import Served, make_app
+from ragen_jax.serving.sessions import Budget, Sessions
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
+from ragen_jax.storage.console import console
+
+
+class Policy(NamedTuple):
+    """What is served: a model, how it writes conversations, and what ends its replies."""
+
+    config: Config
+    name: str
+    model: Qwen
+    params: Params
+    conversation: Conversation
+    endings: Endings
+
+
+def of_run(workdir: Path, step: int | None) -> Policy:
+    """Return the policy of a run's checkpoint, whose replies begin inside <think>."""
+    trained = restore_run(workdir, step=step)
+    config = trained.config
+    policy = for_sampling(trained)
+    chat = policy.tasks[0].settings.chat
+    conversation = make_conversation(policy.tokenizer, thinks=True, date=config.model.date)
+    endings = Endings(chat.stop_ids, chat.stops)
+    return Policy(config, workdir.name, policy.model, policy.params, conversation, endings)
+
+
+def of_model(path: str, config: Config) -> Policy:
+    """Return a model as a policy; its replies begin as its chat template says."""
+    mesh, sampling_mesh = build_meshes(config)
+    folder = hf.resolve(path)
+    enter_phase(f"loading {folder}")
+    model, params, tokenizer = hf.load(folder, mesh=mesh, dtype=config.model.dtype)
+    model = build_model(config.model, model.config, mesh)
+    conversation = make_conversation(tokenizer, thinks=False, date=config.model.date)
+    ends = {conversation.close_id, *hf.stop_ids(folder), *conversation.control}
+    if tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
+    params = sampling_params(params, model, sampling_mesh)
+    endings = Endings(tuple(sorted(ends)), None)
+    return Policy(config, Path(path).name, model, params, conversation, endings)
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    enable_compilation_cache()
+    with command.bad_input():
+        uvicorn = require_uvicorn()
+        if bool(WORKDIR.value) == bool(MODEL.value):
+            raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")
+        if SLOTS.value < 1:
+            raise ValueError(f"--slots is {SLOTS.value}; it must be at least 1")
+        if jax.process_count() > 1:
+            raise ValueError("serving runs in one process")
+        if WORKDIR.value:
+            policy = of_run(Path(WORKDIR.value), STEP.value)
+        else:
+            given, path = CONFIG.value, MODEL.value or ""
+            given.model.path, given.warmstart.fine_tune = path, False
+            policy = of_model(path, load_config(given))
+        record = open(RECORD.value, "a", encoding="utf-8") if RECORD.value else None
+        try:
+            bound = socket.create_server((HOST.value, PORT.value))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"cannot listen on {HOST.value}:{PORT.value}: {error}") from error
+    config = policy.config
+    engine = Engine(
+        policy.model,
+        policy.params,
+        mesh=build_meshes(config)[1],
+        slots=SLOTS.value,
+        longest_reply=config.rollout.max_new_tokens,
+        sampling=build_eval_sampling(config.eval),
+        endings=policy.endings,
+        key=stream_key(Purpose.SERVE, config.eval.seed),
+    )
+
+    def write(line: str) -> None:
+        if record is not None:
+            record.write(line)
+            record.flush()
+
+    sessions = Sessions(Budget(), write)
+    pieces = token_bytes(policy.conversation.tokenizer)
+
+    def text_of(ids: list[int]) -> str:
+        texts = (pieces[id_] if id_ < len(pieces) else b"" for id_ in ids)
+        return b"".join(texts).decode("utf-8", errors="replace")
+
+    served = Served(
+        engine=engine,
+        conversation=policy.conversation,
+        sessions=sessions,
+        name=policy.name,
+        positions=policy.model.config.max_positions,
+        most=config.rollout.max_new_tokens,
+        text_of=text_of,
+        endings=policy.endings,
+        admin_key=secrets.token_urlsafe(24),
+    )
+    host, port, *_ = bound.getsockname()
+    console(f"OPENAI_BASE_URL=http://{host}:{port}/v1")
+    console(f"OPENAI_API_KEY={sessions.open()}")
+    console(f"admin key: {served.admin_key}")
+    console(f"recorded in {RECORD.value}" if RECORD.value else "not recorded; see --record")
+    try:
+        server = uvicorn.Server(uvicorn.Config(make_app(served), log_level="warning"))
+        server.run(sockets=[bound])
+    finally:
+        sessions.end_all()
+        engine.close()
+        if record is not None:
+            record.close()
+
+
+def require_uvicorn():
+    """Return the module uvicorn.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ValueError("the server needs an extra: pip install 'ragen_jax[serve]'") from error
+    return uvicorn
+
+
+if __name__ == "__main__":
+    CONFIG = command.define_config("sokoban:llm", reads_run=True)
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to serve.")
+    MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to serve.")
+    STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")
+    HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
+    PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any free one.")
+    SLOTS = flags.DEFINE_integer("slots", 16, "Requests that are served at a time.")
+    RECORD = flags.DEFINE_string("record", None, "File to which conversations are appended.")
+    command.run_command(main)

@@ -1,0 +1,164 @@
+"""Replies to the requests of all sessions, in rows of one cache.
+
+A thread decodes a chunk of every running reply, then gives free rows to waiting requests. A request
+takes the free row that shares most with its prompt, so that the earlier turns of a session are
+found in the cache. Random draws are keyed by the request, so a reply does not depend on which
+requests are served together.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ragen_jax.core.types import Params
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.image_table import NO_IMAGES
+from ragen_jax.rollout.episode import Sampling
+from ragen_jax.rollout.pages import Cache, cache_sizes
+from ragen_jax.rollout.rows import Endings, Row, begin_replies, common, decode_rows
+from ragen_jax.rollout.sample import episode_keys
+
+FIRST_PROMPT = 512  # tokens that the first page of the cache has room for
+
+
+class Ticket(NamedTuple):
+    """A request to the engine.
+
+    prompt: int32 ids
+    most: maximum tokens of the reply, >= 1; prompt and reply fit into the model's positions
+    draw: (session, member, call), which key the random draws
+    """
+
+    prompt: np.ndarray
+    most: int
+    draw: tuple[int, int, int]
+
+
+class Sampled(NamedTuple):
+    """A sampled reply: int32 ids, with the token that ended it, and their float32 log-probs."""
+
+    ids: np.ndarray
+    logp: np.ndarray
+
+
+@dataclasses.dataclass
+class _Served(Row):
+    """A row of the cache, and the request that it serves."""
+
+    ticket: Ticket | None = None  # None: the row is free
+    future: "concurrent.futures.Future[Sampled] | None" = None
+
+
+class Engine:
+    """Serves requests from any thread until it is closed.
+
+    Args:
+      model, params: the policy, whose parameters are on `mesh`.
+      slots: number of rows, the requests that are served at a time.
+      longest_reply: tokens of the longest expected reply, for the length of chunks.
+      key: typed key of the random draws.
+    """
+
+    def __init__(
+        self,
+        model: Qwen,
+        params: Params,
+        *,
+        mesh: jax.sharding.Mesh,
+        slots: int,
+        longest_reply: int,
+        sampling: Sampling,
+        endings: Endings,
+        key: jax.Array,
+    ) -> None:
+        self._model, self._params, self._mesh = model, params, mesh
+        self._sampling, self._endings, self._key = sampling, endings, key
+        self._slots, self._longest_reply = slots, longest_reply
+        self._waiting: collections.deque[tuple[Ticket, concurrent.futures.Future[Sampled]]]
+        self._waiting = collections.deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, ticket: Ticket) -> "concurrent.futures.Future[Sampled]":
+        """Return the future reply to a request. A request that is cancelled while it waits is
+        dropped; one that is being served ends with its row.
+
+        Raises:
+          RuntimeError: the engine is closed, or has failed.
+        """
+        future: concurrent.futures.Future[Sampled] = concurrent.futures.Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the engine has ended")
+            self._waiting.append((ticket, future))
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """End the thread; requests that have no reply yet are cancelled."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        rows: list[_Served] = []
+        try:
+            with jax.set_mesh(self._mesh):
+                sizes = cache_sizes(
+                    slots=self._slots,
+                    chunk=0,
+                    episodes=self._slots,
+                    prompt=FIRST_PROMPT,
+                    max_new_tokens=self._longest_reply,
+                    compact=False,
+                )
+                cache = Cache(self._model, self._params, sizes)
+                rows += [_Served() for _ in range(cache.shards * cache.rows)]
+                while self._take(rows, cache):
+                    self._decode(rows, cache)
+        finally:
+            with self._changed:
+                self._closed = True
+                left = [future for _, future in self._waiting]
+                left += [row.future for row in rows if row.future is not None]
+                self._waiting.clear()
+            for future in left:
+                future.cancel()
+
+    def _take(self, rows: list[_Served], cache: Cache) -> bool:
+        """Give free rows to waiting requests; wait if there is nothing to do. False: closed."""
+        taken = []
+        with self._changed:
+            while not self._closed and not self._waiting and not any(r.ticket for r in rows):
+                self._changed.wait()
+            if self._closed:
+                return False
+            free = [index for index, row in enumerate(rows) if row.ticket is None]
+            while free and self._waiting:
+                ticket, future = self._waiting.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                index = max(free, key=lambda i: common(rows[i].cached_ids, ticket.prompt))
+                free.remove(index)
+                rows[index].ticket, rows[index].future = ticket, future
+                taken.append((index, rows[index], ticket.prompt, ticket.most))
+        cache.read(begin_replies(taken, cache, NO_IMAGES))
+        return True
+
+    def _decode(self, rows: list[_Served], cache: Cache) -> None:
+        """Decode a chunk of every running reply, and hand out those that have ended."""
+        draws = [row.ticket.draw if row.ticket else (0, 0, 0) for row in rows]
+        seeds, members, calls = zip(*draws, strict=True)
+        keys_B = episode_keys(self._key, seeds, members, calls)  # calls are like turns
+        for row in decode_rows(cache, rows, keys_B, self._sampling, self._endings):
+            assert row.future is not None
+            row.future.set_result(Sampled(row.sampled, row.logp))
+            row.ticket = row.future = None

@@ -1,0 +1,218 @@
+"""The HTTP server: chat completions for clients with the key of a session, and an admin door.
+
+    POST /v1/chat/completions       with the key as API key, or under /s/KEY/v1/
+    GET  /v1/models
+    POST /admin/sessions            with the admin key: opens a session, returns its key
+    DELETE /admin/sessions/KEY      with the admin key: ends it and writes its record
+
+Starlette is a small ASGI library without a framework of its own, and uvicorn serves it; both are
+maintained by the same people.
+"""
+
+import asyncio
+import dataclasses
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ragen_jax.model.template import PromptError
+from ragen_jax.rollout.rows import Endings
+from ragen_jax.serving import protocol
+from ragen_jax.serving.conversation import Conversation
+from ragen_jax.serving.engine import Engine, Ticket
+from ragen_jax.serving.protocol import Answer, ChatRequest, RequestError
+from ragen_jax.serving.recording import Call, find_start
+from ragen_jax.serving.sessions import Session, Sessions
+from ragen_jax.storage.console import console
+
+MOST_BYTES = 4 * 2**20  # of a request's body
+SECONDS_TO_READ = 60.0  # a body
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What a server serves.
+
+    name: of the model, as clients see it
+    positions: of the model, for a prompt and its reply
+    most: maximum tokens of a reply
+    text_of: text of token ids
+    """
+
+    engine: Engine
+    conversation: Conversation
+    sessions: Sessions
+    name: str
+    positions: int
+    most: int
+    text_of: Callable[[list[int]], str]
+    endings: Endings
+    admin_key: str
+
+
+def make_app(served: Served) -> Starlette:
+    """Return the ASGI application."""
+    unread: set[str] = set()
+
+    async def chat(request: Request) -> Response:
+        session = served.sessions.find(_key(request))
+        asked = protocol.parse_chat(await _json(request))
+        new = set(asked.unread) - unread
+        if new:
+            unread.update(new)
+            console(f"fields of requests that are not read: {', '.join(sorted(new))}")
+        answer = await _answer(served, session, asked)
+        now = int(time.time())
+        if not asked.stream:
+            return JSONResponse(protocol.completion(answer, asked, now))
+        events = protocol.chunks(answer, asked, now)
+        return StreamingResponse(iter(events), media_type="text/event-stream")
+
+    async def models(request: Request) -> Response:
+        served.sessions.find(_key(request))
+        return JSONResponse(protocol.models(served.name, served.positions))
+
+    async def open_session(request: Request) -> Response:
+        _require_admin(request, served.admin_key)
+        key = served.sessions.open()
+        return JSONResponse({"api_key": key, "path": f"/s/{key}/v1"})
+
+    async def end_session(request: Request) -> Response:
+        _require_admin(request, served.admin_key)
+        session = served.sessions.end(request.path_params["key"])
+        return JSONResponse({"calls": len(session.calls)})
+
+    return Starlette(
+        routes=[
+            *(
+                Route(prefix + path, _guarded(handler), methods=[method])
+                for prefix in ("/v1", "/s/{key}/v1")
+                for path, handler, method in (
+                    ("/chat/completions", chat, "POST"),
+                    ("/models", models, "GET"),
+                )
+            ),
+            Route("/admin/sessions", _guarded(open_session), methods=["POST"]),
+            Route("/admin/sessions/{key}", _guarded(end_session), methods=["DELETE"]),
+        ],
+        exception_handlers={404: _not_found},
+    )
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Return a handler that answers a `RequestError` in OpenAI's shape."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return JSONResponse(error.body(), error.status)
+
+    return guarded
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    del error
+    return JSONResponse(RequestError(f"there is no {request.url.path}", 404).body(), 404)
+
+
+def _bearer(request: Request) -> str:
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _key(request: Request) -> str:
+    """Return the key of a session: that of the path, else the API key."""
+    return request.path_params.get("key") or _bearer(request)
+
+
+def _require_admin(request: Request, key: str) -> None:
+    if not hmac.compare_digest(_bearer(request).encode(), key.encode()):
+        raise RequestError("the API key is not the admin key", 401, "invalid_api_key")
+
+
+async def _json(request: Request) -> object:
+    """Return the JSON of a request's body.
+
+    Raises:
+      RequestError: it is too long, too slow, or not JSON.
+    """
+    body = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            body.extend(part)
+            if len(body) > MOST_BYTES:
+                raise RequestError(f"the body has more than {MOST_BYTES} bytes", 413)
+
+    try:
+        await asyncio.wait_for(read(), SECONDS_TO_READ)
+    except TimeoutError as error:
+        raise RequestError(f"the body took more than {SECONDS_TO_READ:g} s", 400) from error
+    except ClientDisconnect as error:
+        raise RequestError("the client has gone") from error
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+
+
+async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answer:
+    """Return the policy's reply to a request, which is recorded in the session."""
+    number = session.begin(served.sessions.budget)
+    try:
+        start = find_start(session.calls, served.conversation, asked.messages, asked.tools)
+    except PromptError as error:
+        raise RequestError(str(error)) from error
+    room = served.positions - len(start.prompt)
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {len(start.prompt)} tokens, but the model has {served.positions} "
+            "positions for a prompt and its reply",
+            code="context_length_exceeded",
+        )
+    most = min(asked.most or served.most, served.most, room)
+    ticket = Ticket(start.prompt, most, (session.number, 0, number))
+    sampled = await asyncio.wrap_future(served.engine.submit(ticket))
+    ids = sampled.ids.tolist()
+    closed = bool(ids) and ids[-1] in served.endings.ids
+    stops = served.endings.stops
+    ended = closed or (stops is not None and stops.have_ended(sampled.ids))
+    text = served.text_of(ids[:-1] if closed else ids)
+    offered = [tool["function"]["name"] for tool in asked.tools]
+    reply = served.conversation.read(protocol.cut_at(text, asked.stop), offered)
+    finish = "tool_calls" if reply.message.calls else "stop" if ended else "length"
+    if asked.stop and protocol.cut_at(text, asked.stop) != text:
+        finish = "stop"
+    session.calls.append(
+        Call(
+            continues=start.continues,
+            tools=asked.tools,
+            shown=(*asked.messages, reply.message),
+            prompt=start.prompt,
+            sampled=sampled.ids,
+            logp=sampled.logp,
+            finish=finish,
+            malformed_calls=reply.malformed_calls,
+        )
+    )
+    return Answer(
+        number=secrets.token_hex(12),
+        model=served.name,
+        reply=reply,
+        prompt=start.prompt,
+        sampled=sampled.ids,
+        logp=sampled.logp,
+        finish=finish,
+        pieces=[served.text_of([id_]) for id_ in ids],
+    )

@@ -1,0 +1,89 @@
+"""Sessions: who may call, what was said, and what is left of each budget."""
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Callable
+
+from ragen_jax.serving.protocol import RequestError
+from ragen_jax.serving.recording import Call, as_records
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a session may use; 0: no limit."""
+
+    calls: int = 0
+    tokens: int = 0  # sampled
+
+
+@dataclasses.dataclass
+class Session:
+    """A session: its number, the calls that have been answered, and the calls that were begun."""
+
+    number: int
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    begun: int = 0
+
+    def begin(self, budget: Budget) -> int:
+        """Count a call and return its number within the session.
+
+        Raises:
+          RequestError: the session's budget is spent.
+        """
+        sampled = sum(len(call.sampled) for call in self.calls)
+        limits = (("calls", self.begun, budget.calls), ("tokens", sampled, budget.tokens))
+        for name, used, most in limits:
+            if most and used >= most:
+                raise RequestError(f"the session has used its {most} {name}", code="budget_spent")
+        self.begun += 1
+        return self.begun - 1
+
+
+class Sessions:
+    """The sessions of a server, each known by a secret key.
+
+    Args:
+      budget: of each session.
+      write: called with a line of JSON for each conversation of a session that ends.
+    """
+
+    def __init__(self, budget: Budget, write: Callable[[str], None]) -> None:
+        self.budget, self._write = budget, write
+        self._by_key: dict[str, Session] = {}
+        self._number = 0
+
+    def open(self) -> str:
+        """Open a session and return its key."""
+        key = secrets.token_urlsafe(24)
+        self._by_key[key] = Session(self._number)
+        self._number += 1
+        return key
+
+    def find(self, key: str) -> Session:
+        """Return the session of a key.
+
+        Raises:
+          RequestError: there is none (status 401).
+        """
+        session = self._by_key.get(key)
+        if session is None:
+            raise RequestError("the API key is not that of an open session", 401, "invalid_api_key")
+        return session
+
+    def end(self, key: str) -> Session:
+        """End a session, write its record and return it.
+
+        Raises:
+          RequestError: there is none (status 401).
+        """
+        session = self.find(key)
+        del self._by_key[key]
+        for record in as_records(session.calls, session.number):
+            self._write(json.dumps(record) + "\n")
+        return session
+
+    def end_all(self) -> None:
+        """End every session."""
+        for key in list(self._by_key):
+            self.end(key)

@@ -1,0 +1,407 @@
+"""The endpoint with OpenAI's client over loopback: replies, sessions, faults, records."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import jax
+import numpy as np
+import openai
+import pytest
+import uvicorn
+from cli_commands import call
+
+import ragen_jax
+from ragen_jax import serve
+from ragen_jax.config.load import load_config
+from ragen_jax.configs import sokoban
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.likelihood import token_logps
+from ragen_jax.rollout.chat import token_bytes
+from ragen_jax.rollout.episode import Sampling
+from ragen_jax.serving.engine import Engine
+from ragen_jax.serving.server import MOST_BYTES, Served, make_app
+from ragen_jax.serving.sessions import Budget, Sessions
+
+pytestmark = pytest.mark.medium
+ASKED = [{"role": "user", "content": "what is there?"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture(scope="module")
+def policy(language_model):
+    config = sokoban.get_config("llm")
+    config.model.path, config.model.dtype = str(language_model), "float32"
+    return serve.of_model(str(language_model), load_config(config))
+
+
+class Running:
+    """A server on a free port; `records` are the lines written when sessions end."""
+
+    def __init__(self, policy, calls=0, slots=4, most=12):
+        self.records = []
+        self.engine = Engine(
+            policy.model,
+            policy.params,
+            mesh=make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
+            slots=slots,
+            longest_reply=most,
+            sampling=Sampling(temperature=1.0),
+            endings=policy.endings,
+            key=jax.random.key(3),
+        )
+        pieces = token_bytes(policy.conversation.tokenizer)
+        self.sessions = Sessions(Budget(calls), lambda line: self.records.append(json.loads(line)))
+        served = Served(
+            engine=self.engine,
+            conversation=policy.conversation,
+            sessions=self.sessions,
+            name="tiny",
+            positions=policy.model.config.max_positions,
+            most=most,
+            text_of=lambda ids: b"".join(pieces[i] if i < len(pieces) else b"" for i in ids).decode(
+                errors="replace"
+            ),
+            endings=policy.endings,
+            admin_key="admin",
+        )
+        config = uvicorn.Config(make_app(served), port=0, log_level="error")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            pass
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, key=None, **options):
+        key = key or self.sessions.open()
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join()
+        self.engine.close()
+
+
+@pytest.fixture(scope="module")
+def running(policy):
+    server = Running(policy)
+    yield server
+    server.stop()
+
+
+def send(url, method="POST", key="", content=None):
+    """(status, JSON of the body) of a raw request."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(url, content, headers, method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def ask(client, messages=ASKED, **options):
+    return client.chat.completions.create(model="any", messages=messages, **options)
+
+
+def ids_of(answer):
+    (choice,) = answer.choices
+    return answer.prompt_token_ids, choice.token_ids
+
+
+EXTRA = {"extra_body": {"return_token_ids": True}, "logprobs": True}
+
+
+def test_a_reply_has_the_ids_and_log_probs_that_were_sampled(running, policy):
+    answer = ask(running.client(), **EXTRA)
+    prompt, sampled = ids_of(answer)
+    tokenizer = policy.conversation.tokenizer
+    rendered = tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
+    assert prompt == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    (choice,) = answer.choices
+    logps = [entry.logprob for entry in choice.logprobs.content]
+    whole = np.array([prompt + sampled], np.int32)
+    again = np.asarray(token_logps(policy.model, policy.params, whole))[0, len(prompt) :]
+    np.testing.assert_allclose(logps, again, atol=1e-4)
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.completion_tokens == len(sampled) <= 12
+    ended = sampled[-1] in policy.endings.ids
+    assert choice.finish_reason == ("stop" if ended else "length")
+    assert answer.id.startswith("chatcmpl-") and answer.id != ask(running.client()).id
+
+
+def test_a_conversation_repeats_the_ids_of_its_earlier_replies(running, policy):
+    client = running.client()
+    messages, path = [*ASKED], []
+    for turn in range(4):
+        answer = ask(client, messages, **EXTRA)
+        prompt, sampled = ids_of(answer)
+        assert prompt[: len(path)] == path
+        path = prompt + sampled
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        messages.append({"role": "user", "content": f"and {turn}, <|im_end|>?"})
+    session = running.sessions.find(client.api_key)
+    assert [call.continues for call in session.calls] == [None, 0, 1, 2]
+    # A message of the client never becomes a control token.
+    clean = [m if i % 2 else {"role": "user", "content": "x"} for i, m in enumerate(messages[:-2])]
+    clean = [m if m["role"] == "user" else {"role": "assistant", "content": "x"} for m in clean]
+    tokenizer, close = policy.conversation.tokenizer, policy.conversation.close_id
+    rendered = tokenizer.apply_chat_template(clean, tokenize=True, add_generation_prompt=True)
+    assert len(clean) == 7
+    assert prompt.count(close) == rendered["input_ids"].count(close) == 7
+
+
+def test_an_edited_conversation_is_a_new_root_and_a_fork_continues_its_branch(running):
+    client = running.client()
+    first = ask(client, **EXTRA)
+    reply = {"role": "assistant", "content": first.choices[0].message.content}
+    left = ask(client, [*ASKED, reply, {"role": "user", "content": "left"}], **EXTRA)
+    right = ask(client, [*ASKED, reply, {"role": "user", "content": "right"}], **EXTRA)
+    edited = reply | {"content": "something that was never sampled"}
+    ask(client, [*ASKED, edited, {"role": "user", "content": "left"}])
+    calls = running.sessions.find(client.api_key).calls
+    assert [call.continues for call in calls] == [None, 0, 0, None]
+    trunk = sum(ids_of(first), [])
+    for branch in (left, right):
+        assert ids_of(branch)[0][: len(trunk)] == trunk
+
+
+def test_replies_do_not_depend_on_what_is_served_with_them(policy):
+    def replies(slots):
+        server = Running(policy, slots=slots)
+        keys = [server.sessions.open() for _ in range(6)]
+
+        async def all_at_once():
+            clients = [openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) for key in keys]
+            asked = [
+                client.chat.completions.create(model="m", messages=ASKED, **EXTRA)
+                for client in clients
+            ]
+            return await asyncio.gather(*asked)
+
+        found = [ids_of(answer) for answer in asyncio.run(all_at_once())]
+        server.stop()
+        return found
+
+    together = replies(6)
+    assert len({tuple(sampled) for _, sampled in together}) > 3  # each session has its own draws
+    assert replies(2) == together
+
+
+def test_a_stream_holds_the_same_reply(running):
+    answers = []
+    for stream in (False, True):
+        server_session = running.client()
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answers.append((ask(server_session, **options), server_session))
+    plain, chunks = answers[0][0], list(answers[1][0])
+    session = running.sessions.find(answers[1][1].api_key)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == session.calls[0].shown[-1].text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == session.calls[0].finish
+    assert not chunks[-1].choices
+    assert chunks[-1].usage.completion_tokens == len(session.calls[0].sampled)
+    assert plain.choices[0].message.role == "assistant"
+
+
+def test_a_reply_is_as_short_as_asked_and_cut_at_the_clients_stop(running):
+    short = ask(running.client(), max_tokens=3, **EXTRA)
+    assert len(ids_of(short)[1]) <= 3
+    long = ask(running.client(), max_completion_tokens=10**6, **EXTRA)
+    assert len(ids_of(long)[1]) <= 12
+    client = running.client()
+    answer = ask(client, **EXTRA)
+    text = answer.choices[0].message.content
+    middle = next((c for c in text[1:] if c not in text[:1]), None)
+    assert middle is not None
+    other = Running.client(running)
+    running.sessions.find(other.api_key).number = running.sessions.find(client.api_key).number
+    cut = ask(other, stop=[middle], **EXTRA)  # the same draws
+    assert ids_of(cut) == ids_of(answer)  # what was sampled stays
+    assert cut.choices[0].message.content == text[: text.index(middle)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({"messages": []}, "messages must be a list of at least one message"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\] has role 'robot'"),
+        ({"messages": ASKED, "n": 2}, "n is 2; only 1 is supported"),
+        ({"messages": ASKED, "max_tokens": 0}, "max_tokens is 0; it must be a whole number"),
+        ({"messages": ASKED, "tools": [{}]}, "each of tools must be"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "has a part of type 'image_url'; only text is read",
+        ),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "but the model has 4096"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_line_that_the_client_shows(running, body, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        running.client().post("/chat/completions", body=body, cast_to=object)
+
+
+def test_keys(running):
+    with pytest.raises(openai.AuthenticationError, match="not that of an open session"):
+        ask(running.client(key="wrong"))
+    sessions = f"{running.url}/admin/sessions"
+    for key in ("", "wrong", running.sessions.open()):
+        assert send(sessions, key=key)[0] == 401
+    _, made = send(sessions, key="admin")
+    by_path = openai.OpenAI(base_url=running.url + made["path"], api_key="none", max_retries=0)
+    ask(by_path)
+    models = running.client(key=made["api_key"]).models.list()
+    assert models.data[0].model_dump()["max_model_len"] == 4096
+    assert send(f"{sessions}/{made['api_key']}", "DELETE", "admin") == (200, {"calls": 1})
+    with pytest.raises(openai.AuthenticationError):
+        ask(by_path)
+    with pytest.raises(openai.NotFoundError, match="there is no /v1/nothing"):
+        running.client().get("/nothing", cast_to=object)
+
+
+def test_a_budget_ends_a_session_with_an_error_that_is_not_retried(policy):
+    server = Running(policy, calls=2)
+    client = server.client()
+    ask(client)
+    ask(client)
+    with pytest.raises(openai.BadRequestError, match="has used its 2 calls"):
+        ask(client)
+    ask(server.client())  # another session has its own
+    server.stop()
+
+
+def test_bodies_that_are_broken_or_too_long(running):
+    url, key = f"{running.url}/v1/chat/completions", running.sessions.open()
+    for content in (b"{", b"[1]", b"\xff", b"[" * 100_000):
+        status, body = send(url, key=key, content=content)
+        assert status == 400 and body["error"]["message"], content[:10]
+    assert send(url, key=key, content=b" " * (MOST_BYTES + 1))[0] == 413
+
+
+def test_the_record_of_a_session(policy):
+    server = Running(policy)
+    client = server.client()
+    first = ask(client, **EXTRA)
+    ask(client)  # a retry: the same prompt, and nothing continues the first
+    ask(client, [{"role": "system", "content": "Make a title."}, *ASKED])  # a side call
+    server.sessions.end_all()
+    (record,) = server.records
+    assert record["calls"] == 3 and record["left_out"] == {"retry": 1, "side call": 1}
+    (turn,) = record["turns"]
+    assert turn["prompt_ids"] == ids_of(first)[0]
+    assert len(turn["sampled_ids"]) == len(turn["logps"])
+    server.stop()
+
+
+def test_a_client_that_leaves_does_not_stop_the_others(running):
+    key = running.sessions.open()
+    body = json.dumps({"messages": ASKED}).encode()
+    request = urllib.request.Request(
+        f"{running.url}/v1/chat/completions", body, {"Authorization": f"Bearer {key}"}
+    )
+    with pytest.raises(OSError):
+        urllib.request.urlopen(request, timeout=0.001)
+    assert ask(running.client()).choices
+
+
+# ------------------------------------------------------------------------------ a run
+
+
+@pytest.fixture(scope="module")
+def run(agent, tmp_path_factory):
+    """A run of one step, which is saved and exported."""
+    fields = {
+        **{"model.path": str(agent.directory), "steps": 1, "rollout.groups": 2},
+        **{"rollout.group_size": 2, "eval.every": 0, "eval.episodes": 4, "report.every": 0},
+        **{"filter.strategy": "none", "optimizer.minibatches": 1, "optimizer.micro_batch": 4},
+    }
+    folder = tmp_path_factory.mktemp("served") / "run"
+    return ragen_jax.train("sokoban", workdir=folder, overrides=fields)
+
+
+def test_the_prompts_and_replies_of_a_run_are_those_of_its_environment(run):
+    policy = serve.of_run(run.workdir, None)
+    task = run.policy().tasks[0]
+    chat, environment = task.settings.chat, task.settings.environment
+    server = Running(policy, most=48)
+    for seed in range(4):
+        client = server.client()
+        shown = environment.render(environment.reset(seed))
+        message = chat.observe(shown, actions_used=0, last_valid=True)
+        answer = ask(client, [{"role": "user", "content": message}], **EXTRA)
+        prompt, sampled = ids_of(answer)
+        np.testing.assert_array_equal(prompt, chat.prompt_ids((), message))
+        (choice,) = answer.choices
+        text = chat.text([i for i in sampled if i not in chat.stop_ids])
+        reasoning, closed, rest = text.partition("</think>")
+        assert closed and choice.message.content == rest
+        assert choice.message.reasoning_content == reasoning
+        # The client repeats only the content; the next prompt has the reasoning as it was sampled.
+        again = [
+            {"role": "user", "content": message},
+            {"role": "assistant", "content": choice.message.content},
+            {"role": "user", "content": message},
+        ]
+        longer, _ = ids_of(ask(client, again, **EXTRA))
+        assert longer[: len(prompt) + len(sampled)] == prompt + sampled
+    server.stop()
+
+
+@pytest.mark.long
+def test_the_command_serves_a_run_and_score_reads_its_record(run, tmp_path):
+    record = tmp_path / "record.jsonl"
+    words = [f"--workdir={run.workdir}", "--port=0", f"--record={record}", "--slots=2"]
+    command = [sys.executable, "-m", "ragen_jax.serve", *words]
+    environment = run.policy().tasks[0].settings.environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        found = {}
+        for line in process.stdout:
+            name, _, value = line.strip().partition("=")
+            found[name] = value
+            if "recorded in" in line:
+                break
+        client = openai.OpenAI(
+            base_url=found["OPENAI_BASE_URL"], api_key=found["OPENAI_API_KEY"], max_retries=5
+        )
+        for seed in range(3):
+            room = environment.render(environment.reset(seed))
+            for _ in range(2):
+                ask(client, [{"role": "user", "content": room}])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130)
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    assert len(rows) == 3 and all(row["calls"] == 6 for row in rows)
+    assert all(row["left_out"] == {"retry": 3} for row in rows)
+    words = [f"--rollouts={record}", f"--model={run.workdir}"]
+    code, out, err = call("ragen_jax.score", *words)
+    assert code == 0, err
+    assert "3 " in out, out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "give either --workdir (a run) or --model"),
+        (["--model=nowhere"], "nowhere"),
+        (["--workdir=nowhere"], "nowhere"),
+        (["--model=x", "--slots=0"], "--slots is 0; it must be at least 1"),
+    ],
+)
+def test_bad_input_to_the_command_is_a_line(words, message):
+    code, _, err = call("ragen_jax.serve", *words)
+    assert code == 2 and message in err.splitlines()[-1], err
