@@ -36,6 +36,7 @@ from ragen_jax.rollout.rows import Endings
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.serving.conversation import Conversation, make_conversation
 from ragen_jax.serving.engine import Engine
+from ragen_jax.serving.record_file import RecordFile
 from ragen_jax.serving.server import Served, make_app
 from ragen_jax.serving.sessions import Budget, Sessions
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
@@ -97,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
             given, path = CONFIG.value, MODEL.value or ""
             given.model.path, given.warmstart.fine_tune = path, False
             policy = of_model(path, load_config(given))
-        record = open(RECORD.value, "a", encoding="utf-8") if RECORD.value else None
+        record = RecordFile(Path(RECORD.value)) if RECORD.value else None
         try:
             bound = socket.create_server((HOST.value, PORT.value))
         except (OSError, OverflowError) as error:
@@ -113,13 +114,7 @@ def main(argv: Sequence[str]) -> None:
         endings=policy.endings,
         key=stream_key(Purpose.SERVE, config.eval.seed),
     )
-
-    def write(line: str) -> None:
-        if record is not None:
-            record.write(line)
-            record.flush()
-
-    sessions = Sessions(Budget(), write)
+    sessions = Sessions(Budget(), (lambda line: None) if record is None else record.write)
     pieces = token_bytes(policy.conversation.tokenizer)
 
     def text_of(ids: list[int]) -> str:

@@ -72,6 +72,7 @@ def stop(*_):
 def test_every_command_is_tried_or_says_what_it_needs():
     assert len(DOCS) > 40 and {command.needs for command in DOCS} <= {"", "wandb"}
     tried = ("train", "lab", "preflight", "report", "plot", "check_data", "retriever", "score")
+    tried += ("serve",)
     left = {plain(command.text) for command in OWN} - {plain(c.text) for c in of(*tried)}
     assert left == set()
 
@@ -130,6 +131,14 @@ def test_a_command_about_files(command, reader):
         assert accepted(words, code, err), err
     else:
         assert code == 0 and out.startswith("larger:Larger: generated"), err
+
+
+@pytest.mark.parametrize("command", of("serve"), ids=str)
+def test_a_policy_is_served(command, reader):
+    """As far as the run, which only a reader has."""
+    code, _, err = call(*reader(command.text))
+    (line,) = err.splitlines()
+    assert code == 2 and line.startswith("error: runs/NAME"), err
 
 
 ABOUT_RUNS = ("ragen_jax.report", "ragen_jax.plot")

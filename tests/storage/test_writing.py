@@ -31,6 +31,7 @@ from ragen_jax.run import checkpoint, workdir
 from ragen_jax.run.folder import open_folder
 from ragen_jax.run.log import MetricsLog, write_rollouts
 from ragen_jax.run.reports import Reports
+from ragen_jax.serving.record_file import RecordFile
 from ragen_jax.storage import cache, compilation_cache, heartbeat, trackers
 from ragen_jax.storage.atomic_io import (
     append_line,
@@ -417,6 +418,11 @@ def fill_a_compilation_cache(tmp_path, injected):
         compilation_cache.enable_compilation_cache()
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@drives("ragen_jax/serving/record_file.py", "RecordFile.__init__")
+def open_a_record(tmp_path, injected):
+    RecordFile(tmp_path / "record.jsonl").close()
 
 
 @drives("ragen_jax/run/log.py", "MetricsLog.__init__")
