@@ -5,11 +5,11 @@
                               [--host=127.0.0.1] [--port=8000] [--slots=16]
                               [--config.FIELD=VALUE ...]
 
-Two keys are printed. The API key is that of a session for everybody; the admin key opens further
-sessions (POST /admin/sessions). When sessions end, at the latest with Ctrl-C, their conversations
-are appended to --record with the token ids that were shown and sampled; `score` diagnoses that
-file. Replies are drawn with eval.temperature and the other eval.* settings, whatever a request asks
-for, and have at most rollout.max_new_tokens tokens.
+Two keys are printed. The API key is that of a session that clients share; the admin key opens
+further sessions (POST /admin/sessions). When sessions end, at the latest with Ctrl-C, their
+conversations are appended to --record with the token ids that were shown and sampled; `score`
+diagnoses that file. Replies are drawn with eval.temperature and the other eval.* settings, whatever
+a request asks for, and have at most rollout.max_new_tokens tokens.
 """
 
 import secrets
@@ -134,9 +134,10 @@ def main(argv: Sequence[str]) -> None:
     )
     host, port, *_ = bound.getsockname()
     console(f"OPENAI_BASE_URL=http://{host}:{port}/v1")
-    console(f"OPENAI_API_KEY={sessions.open()}")
+    console(f"OPENAI_API_KEY={sessions.open(shared=True)}")
     console(f"admin key: {served.admin_key}")
     console(f"recorded in {RECORD.value}" if RECORD.value else "not recorded; see --record")
+    enter_phase("")  # it may wait for requests for hours
     try:
         server = uvicorn.Server(uvicorn.Config(make_app(served), log_level="warning"))
         server.run(sockets=[bound])

@@ -23,7 +23,7 @@ def enter_phase(place: str, *, total: int = 0, unit: str = "", since: float | No
     """Enter a phase that may take long.
 
     Args:
-      place: name of the phase, as the heartbeat prints it.
+      place: name of the phase, as the heartbeat prints it; "": it prints nothing.
       total, unit: the number of units to finish, which `advance` counts, and their plural noun;
         0 if they are not counted.
       since: time.monotonic() when the phase began, if only its name changes; None: now.

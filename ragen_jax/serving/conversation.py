@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 JsonObject = dict[str, Any]
 
 THINK, END_OF_THINK = "<think>", "</think>"
-_REPLY_MARK = "REPLY_BEFORE_THE_TAIL"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -109,18 +108,14 @@ class Conversation:
         Raises:
           PromptError: as in `prompt`.
         """
-        asked = Message("user", "FIRST_USER")
-        reply = Message("assistant", _REPLY_MARK)
-        parts = self._render([asked, reply, *tail], tools)
-        at = next(
-            (i for i, part in enumerate(parts) if isinstance(part, str) and _REPLY_MARK in part),
-            None,
-        )
+        mark = _unused("REPLY", tail, tools)
+        parts = self._render([Message("user", "x"), Message("assistant", mark), *tail], tools)
+        at = next((i for i, p in enumerate(parts) if isinstance(p, str) and mark in p), None)
         if at is None:
             raise PromptError("the chat template does not show a reply before a further message")
         text = parts[at]
         assert isinstance(text, str)
-        rest = text.split(_REPLY_MARK, 1)[1]
+        rest = text.split(mark, 1)[1]
         after = ids_of_parts(
             self.tokenizer, self.control, [*([rest] if rest else []), *parts[at + 1 :]]
         )
@@ -187,17 +182,23 @@ class Conversation:
         self, messages: Sequence[Message], tools: Sequence[JsonObject]
     ) -> tuple[Callable[[str], str], Callable[[str], str]]:
         """Return functions that replace control strings by marks, and marks by control strings."""
-        everything = json.dumps([dataclasses.asdict(m) for m in messages]) + json.dumps(list(tools))
-        number = 0
-        while f"MARK{number}X" in everything:
-            number += 1
+        mark = _unused("MARK", messages, tools)
         find = re.compile("|".join(map(re.escape, self._strings)))
-        marks = {text: f"MARK{number}X{i}Y" for i, text in enumerate(self._strings)}
+        marks = {text: f"{mark}{i}Y" for i, text in enumerate(self._strings)}
         back = {mark: text for text, mark in marks.items()}
         return (
             lambda text: find.sub(lambda found: marks[found[0]], text),
-            lambda text: re.sub(rf"MARK{number}X\d+Y", lambda found: back[found[0]], text),
+            lambda text: re.sub(rf"{mark}\d+Y", lambda found: back[found[0]], text),
         )
+
+
+def _unused(name: str, messages: Sequence[Message], tools: Sequence[JsonObject]) -> str:
+    """Return a text of letters and digits that no message or tool holds."""
+    everything = json.dumps([dataclasses.asdict(m) for m in messages]) + json.dumps(list(tools))
+    number = 0
+    while f"{name}{number}X" in everything:
+        number += 1
+    return f"{name}{number}X"
 
 
 _ANY_TOOL = {

@@ -71,8 +71,8 @@ def parse_chat(body: Any) -> ChatRequest:
     options = body.get("stream_options")
     return ChatRequest(
         messages=tuple(_parse_message(m, i) for i, m in enumerate(messages)),
-        tools=_parse_tools(body.get("tools")),
-        most=_parse_most(body),
+        tools=parse_tools(body.get("tools")),
+        most=parse_most(body, ("max_completion_tokens", "max_tokens")),
         stop=_parse_stop(body.get("stop")),
         stream=bool(body.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
@@ -82,8 +82,9 @@ def parse_chat(body: Any) -> ChatRequest:
     )
 
 
-def _parse_most(body: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
+def parse_most(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """Return the first of the fields `names` that is given: the tokens that a client asks for."""
+    for name in names:
         value = body.get(name)
         if value is None:
             continue
@@ -100,7 +101,8 @@ def _parse_stop(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _parse_tools(value: Any) -> tuple[JsonObject, ...]:
+def parse_tools(value: Any) -> tuple[JsonObject, ...]:
+    """Return the offered tools."""
     if not value:  # [] and null mean that there are none
         return ()
     if not isinstance(value, list):
@@ -112,20 +114,30 @@ def _parse_tools(value: Any) -> tuple[JsonObject, ...]:
     return tuple(value)
 
 
+def parse_role(message: Any, where: str) -> str:
+    """Return the role of a message; `where` it is, for errors."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(f"{where} has role {role!r:.40}; accepted: {', '.join(ROLES)}")
+    return ROLES[role]
+
+
 def _parse_message(message: Any, index: int) -> Message:
     where = f"messages[{index}]"
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        role = message.get("role") if isinstance(message, dict) else None
-        raise RequestError(f"{where} has role {role!r}; accepted: {', '.join(ROLES)}")
-    calls = tuple(_parse_call(call, where) for call in message.get("tool_calls") or ())
+    role = parse_role(message, where)
+    given = message.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise RequestError(f"{where}.tool_calls must be a list")
+    calls = tuple(parse_call(call, where) for call in given)
     reasoning = message.get("reasoning_content")
     if reasoning is not None and not isinstance(reasoning, str):
         raise RequestError(f"{where}.reasoning_content must be a text")
-    text = _parse_content(message.get("content"), where)
-    return Message(ROLES[message["role"]], text, reasoning, calls)
+    text = parse_content(message.get("content"), where)
+    return Message(role, text, reasoning, calls)
 
 
-def _parse_content(content: Any, where: str) -> str:
+def parse_content(content: Any, where: str) -> str:
+    """Return the text of a message's content: a text, or parts of text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -139,7 +151,8 @@ def _parse_content(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _parse_call(call: Any, where: str) -> ToolCall:
+def parse_call(call: Any, where: str) -> ToolCall:
+    """Return a tool call of a message."""
     function = call.get("function") if isinstance(call, dict) else None
     function = function if isinstance(function, dict) else {}
     name = function.get("name")

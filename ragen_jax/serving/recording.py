@@ -97,12 +97,18 @@ def _frame(call: Call) -> tuple[list[JsonObject], list[str]]:
     return list(call.tools), [m.text for m in call.shown if m.role == "system"]
 
 
-def as_records(calls: Sequence[Call], session: int) -> list[dict[str, Any]]:
+def as_records(
+    calls: Sequence[Call], session: int, *, shared: bool = False
+) -> list[dict[str, Any]]:
     """Return the conversations of a session as lines of a rollout file (docs/score.md).
 
     A conversation has a root and all kept calls that continue it, as turns.
+
+    Args:
+      session: its number.
+      shared: whether several agents or episodes share the session: all of its calls are kept.
     """
-    kept, left_out = kept_calls(calls)
+    kept, left_out = (list(range(len(calls))), Counter()) if shared else kept_calls(calls)
     root: dict[int, int] = {}
     for index, call in enumerate(calls):
         root[index] = index if call.continues is None else root[call.continues]

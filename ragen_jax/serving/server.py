@@ -1,6 +1,7 @@
 """The HTTP server: chat completions for clients with the key of a session, and an admin door.
 
     POST /v1/chat/completions       with the key as API key, or under /s/KEY/v1/
+    POST /v1/responses
     GET  /v1/models
     POST /admin/sessions            with the admin key: opens a session, returns its key
     DELETE /admin/sessions/KEY      with the admin key: ends it and writes its record
@@ -24,7 +25,7 @@ from starlette.routing import Route
 
 from ragen_jax.model.template import PromptError
 from ragen_jax.rollout.rows import Endings
-from ragen_jax.serving import protocol
+from ragen_jax.serving import protocol, responses
 from ragen_jax.serving.conversation import Conversation
 from ragen_jax.serving.engine import Engine, Ticket
 from ragen_jax.serving.protocol import Answer, ChatRequest, RequestError
@@ -61,19 +62,29 @@ def make_app(served: Served) -> Starlette:
     """Return the ASGI application."""
     unread: set[str] = set()
 
-    async def chat(request: Request) -> Response:
-        session = served.sessions.find(_key(request))
-        asked = protocol.parse_chat(await _json(request))
+    def list_unread(asked: ChatRequest) -> None:
         new = set(asked.unread) - unread
         if new:
             unread.update(new)
             console(f"fields of requests that are not read: {', '.join(sorted(new))}")
+
+    async def chat(request: Request) -> Response:
+        session = served.sessions.find(_key(request))
+        asked = protocol.parse_chat(await _json(request))
+        list_unread(asked)
         answer = await _answer(served, session, asked)
         now = int(time.time())
         if not asked.stream:
             return JSONResponse(protocol.completion(answer, asked, now))
         events = protocol.chunks(answer, asked, now)
         return StreamingResponse(iter(events), media_type="text/event-stream")
+
+    async def respond(request: Request) -> Response:
+        session = served.sessions.find(_key(request))
+        asked = responses.parse_response(await _json(request))
+        list_unread(asked)
+        answer = await _answer(served, session, asked)
+        return JSONResponse(responses.response(answer, int(time.time())))
 
     async def models(request: Request) -> Response:
         served.sessions.find(_key(request))
@@ -96,6 +107,7 @@ def make_app(served: Served) -> Starlette:
                 for prefix in ("/v1", "/s/{key}/v1")
                 for path, handler, method in (
                     ("/chat/completions", chat, "POST"),
+                    ("/responses", respond, "POST"),
                     ("/models", models, "GET"),
                 )
             ),
@@ -177,8 +189,9 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
     room = served.positions - len(start.prompt)
     if room < 1:
         raise RequestError(
-            f"the prompt has {len(start.prompt)} tokens, but the model has {served.positions} "
-            "positions for a prompt and its reply",
+            # In words that clients look for, to shorten their history.
+            f"this model's maximum context length is {served.positions} tokens for a prompt and "
+            f"its reply; the prompt has {len(start.prompt)}",
             code="context_length_exceeded",
         )
     most = min(asked.most or served.most, served.most, room)

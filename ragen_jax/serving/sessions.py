@@ -19,9 +19,14 @@ class Budget:
 
 @dataclasses.dataclass
 class Session:
-    """A session: its number, the calls that have been answered, and the calls that were begun."""
+    """A session: its number, the calls that have been answered, and the calls that were begun.
+
+    shared: whether its calls are those of several agents or episodes, so that none is a retry or a
+        side call of another
+    """
 
     number: int
+    shared: bool = False
     calls: list[Call] = dataclasses.field(default_factory=list)
     begun: int = 0
 
@@ -53,10 +58,10 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._number = 0
 
-    def open(self) -> str:
-        """Open a session and return its key."""
+    def open(self, *, shared: bool = False) -> str:
+        """Open a session and return its key; `shared` is as in `Session`."""
         key = secrets.token_urlsafe(24)
-        self._by_key[key] = Session(self._number)
+        self._by_key[key] = Session(self._number, shared)
         self._number += 1
         return key
 
@@ -79,7 +84,7 @@ class Sessions:
         """
         session = self.find(key)
         del self._by_key[key]
-        for record in as_records(session.calls, session.number):
+        for record in as_records(session.calls, session.number, shared=session.shared):
             self._write(json.dumps(record) + "\n")
         return session
 

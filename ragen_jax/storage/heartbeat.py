@@ -65,7 +65,7 @@ def heartbeat() -> Generator[None]:
 
 def _write_heartbeat(limit: float) -> float:
     """Print the phase if nothing was printed for `limit` seconds; return the next limit."""
-    if seconds_since_output() < limit:
+    if seconds_since_output() < limit or not progress.NOW.place:
         return limit
     show(describe_phase(), error=True)
     note_output()

@@ -143,6 +143,9 @@ def test_results_of_tools_continue_a_conversation():
     assert '"name": "add"' in tokenizer.decode(asked)
     tail = [Message("tool", "3 <|im_end|></tool_response>"), Message("tool", "4")]
     longer = conversation.go_on(asked, np.array([5, 6]), tail, [ADD])
+    named = {"type": "function", "function": {"name": "add", "description": "REPLY0X MARK0X0Y"}}
+    same = conversation.go_on(asked, np.array([5, 6]), tail, [named])
+    np.testing.assert_array_equal(longer, same)
     np.testing.assert_array_equal(longer[: len(asked) + 2], [*asked, 5, 6])
     text = tokenizer.decode(longer[len(asked) + 2 :])
     assert text.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\n3 <|im_end|>")

@@ -59,6 +59,13 @@ def test_retries_and_side_calls_are_left_out():
     assert record["session"] == 5 and record["left_out"] == {"retry": 1, "side call": 1}
 
 
+def test_nothing_is_left_out_of_a_shared_session():
+    calls = [call([1], shown=[ASK, SAID]), call([1], shown=[ASK, SAID]), call([9], shown=[SYSTEM])]
+    records = as_records(calls, 0, shared=True)
+    assert [len(record["turns"]) for record in records] == [1, 1, 1]
+    assert not any(record["left_out"] for record in records)
+
+
 def test_a_sub_agent_and_a_compacted_history_are_conversations_of_their_own():
     main = [SYSTEM, ASK, SAID]
     calls = [
