@@ -22,22 +22,12 @@ from ragen_jax.model.template import (
     ids_of_parts,
     parse_chat_template,
 )
+from ragen_jax.serving.tool_calls import JsonObject, ToolCall, parse_calls, syntax_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-JsonObject = dict[str, Any]
-
 THINK, END_OF_THINK = "<think>", "</think>"
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-
-
-@dataclasses.dataclass(frozen=True)
-class ToolCall:
-    """A call of a tool."""
-
-    name: str
-    arguments: JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +66,14 @@ class Conversation:
     thinks: whether a prompt ends with <think>, which the reply continues; added if the template
         does not write it
     close_id: the control id with which the template ends a reply
+    syntax: of tool calls
     """
 
     tokenizer: "PreTrainedTokenizerFast"
     control: frozenset[int]
     close_id: int
     thinks: bool
+    syntax: str
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[JsonObject] = ()) -> np.ndarray:
         """Return the int32 ids of a prompt that asks for the reply to `messages`.
@@ -124,19 +116,20 @@ class Conversation:
             after = after[1:]
         return np.concatenate([before, sampled, after]).astype(np.int32)
 
-    def read(self, text: str, offered: Sequence[str] = ()) -> Reply:
+    def read(self, text: str, tools: Sequence[JsonObject] = ()) -> Reply:
         """Return the message of a reply's text, which does not include the token that ended it.
 
         Args:
-          offered: names of the tools that the request offered.
+          tools: those that the request offered.
         """
         reasoning = None
         if self.thinks or text.lstrip().startswith(THINK):
             inside, closed, rest = text.lstrip().removeprefix(THINK).partition(END_OF_THINK)
             reasoning, text = inside.strip("\n"), rest.lstrip("\n") if closed else ""
-        calls, malformed = _parse_calls(text, offered) if offered else ((), 0)
-        if calls:
-            text = _CALL.sub("", text).strip()
+        calls: tuple[ToolCall, ...] = ()
+        malformed = 0
+        if tools:
+            calls, text, malformed = parse_calls(text, tools, self.syntax)
         return Reply(Message("assistant", text, reasoning, calls), malformed)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> list[Part]:
@@ -227,12 +220,17 @@ def make_conversation(
     template = parse_chat_template(tokenizer, date=date, think=thinks)
     control = template.control
     try:  # the tags around a tool's result are the template's as well
-        control |= parse_chat_template(
-            tokenizer, tools=[_ANY_TOOL], date=date, think=thinks
-        ).control
+        with_tools = parse_chat_template(tokenizer, tools=[_ANY_TOOL], date=date, think=thinks)
+        control |= with_tools.control
     except ValueError:
-        pass  # the template shows no tools in a known form; a request with tools is refused then
-    return Conversation(template.tokenizer, control, template.close_id, thinks)
+        pass  # the template shows no tools, or in another syntax than <tool_call>
+    asked = [{"role": "user", "content": "x"}]
+    try:
+        shown = template.tokenizer.apply_chat_template(asked, tools=[_ANY_TOOL], tokenize=False)
+    except Exception:  # Jinja's errors, and any error that a template makes it raise
+        shown = ""  # it refuses tools, and so every request that has some
+    syntax = syntax_of(str(shown))
+    return Conversation(template.tokenizer, control, template.close_id, thinks, syntax)
 
 
 def as_json(message: Message) -> JsonObject:
@@ -275,23 +273,3 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_map_text(inner, change) for inner in value]
     return value
-
-
-def _parse_calls(text: str, offered: Sequence[str]) -> tuple[tuple[ToolCall, ...], int]:
-    """Return (the calls in the format of Hermes and Qwen, number of malformed ones).
-
-    If one call is malformed, the whole text is left as it is.
-    """
-    calls, malformed = [], 0
-    for inside in _CALL.findall(text):
-        try:
-            found = json.loads(inside)
-        except ValueError:
-            found = None
-        found = found if isinstance(found, dict) else {}
-        name, arguments = found.get("name"), found.get("arguments", {})
-        if isinstance(name, str) and name in offered and isinstance(arguments, dict):
-            calls.append(ToolCall(name, arguments))
-        else:
-            malformed += 1
-    return ((), malformed) if malformed else (tuple(calls), 0)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.serving.conversation import JsonObject, Message, Reply, ToolCall
+from ragen_jax.serving.conversation import Message, Reply
+from ragen_jax.serving.tool_calls import JsonObject, ToolCall
 
 ROLES = {"developer": "system", **{r: r for r in ("system", "user", "assistant", "tool")}}
 READ = (

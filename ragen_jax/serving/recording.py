@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.serving.conversation import Conversation, JsonObject, Message, as_json
+from ragen_jax.serving.conversation import Conversation, Message, as_json
+from ragen_jax.serving.tool_calls import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ragen_jax.serving.conversation import JsonObject, Message
+from ragen_jax.serving.conversation import Message
 from ragen_jax.serving.protocol import (
     Answer,
     ChatRequest,
@@ -18,6 +18,7 @@ from ragen_jax.serving.protocol import (
     parse_role,
     parse_tools,
 )
+from ragen_jax.serving.tool_calls import JsonObject
 
 READ = ("model", "input", "instructions", "tools", "max_output_tokens", "stream")
 FALSE = ("background", "previous_response_id", "conversation", "stream")  # must not be asked for

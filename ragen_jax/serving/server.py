@@ -202,8 +202,7 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
     stops = served.endings.stops
     ended = closed or (stops is not None and stops.have_ended(sampled.ids))
     text = served.text_of(ids[:-1] if closed else ids)
-    offered = [tool["function"]["name"] for tool in asked.tools]
-    reply = served.conversation.read(protocol.cut_at(text, asked.stop), offered)
+    reply = served.conversation.read(protocol.cut_at(text, asked.stop), asked.tools)
     finish = "tool_calls" if reply.message.calls else "stop" if ended else "length"
     if asked.stop and protocol.cut_at(text, asked.stop) != text:
         finish = "stop"

@@ -8,7 +8,8 @@ import pytest
 from chat_families import FAMILIES, QWEN3, TOOL_TEMPLATE, family
 
 from ragen_jax.model.template import PromptError, parse_chat_template
-from ragen_jax.serving.conversation import Message, ToolCall, make_conversation
+from ragen_jax.serving.conversation import Message, make_conversation
+from ragen_jax.serving.tool_calls import CODER, HERMES, LLAMA, ToolCall, parse_calls, syntax_of
 
 pytestmark = pytest.mark.fast
 TEXTS = ("the box is Up", " Up\n\n", "é想", "x", "\n", "a <think> b </think>", "{'a': 1}\t.")
@@ -122,16 +123,84 @@ def test_a_reply_without_reasoning_is_read():
         ("<tool_call>add(1)</tool_call>", [], 1),
         ('<tool_call>{"name": "add"}</tool_call><tool_call>?</tool_call>', [], 1),
         ('<tool_call>{"name": ["add"]}</tool_call>', [], 1),
+        ("<tool_call>" + "[" * 100_000, [], 1),
         ("Up", [], 0),
     ],
 )
 def test_calls_are_read(text, calls, malformed):
     conversation = make_conversation(family("qwen").tokenizer, thinks=False)
-    reply = conversation.read(text, ["add"])
-    assert [call.arguments for call in reply.message.calls] == calls
-    assert reply.malformed_calls == malformed
-    assert reply.message.text == (text if not calls else "and" * text.endswith("and"))
+    found, rest, wrong = parse_calls(text, [ADD], HERMES)
+    assert [call.arguments for call in found] == calls and wrong == malformed
+    assert rest == (text if not calls else "and" * text.endswith("and"))
     assert conversation.read(text).message.calls == ()  # no tools were offered
+
+
+TYPED = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "properties": {
+                "s": {"type": "string"},
+                "n": {"type": "integer"},
+                "o": {"type": "object"},
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "inside, arguments",
+    [
+        ("<parameter=n>\n3\n</parameter>", {"n": 3}),
+        ("<parameter=s>\n3\n</parameter>", {"s": "3"}),
+        ("<parameter=s>\n\n two\nlines \n\n</parameter>", {"s": "\n two\nlines \n"}),
+        ("<parameter=s>a</parameter>b</parameter>", {"s": "a</parameter>b"}),
+        ('<parameter=o>{"a": null}</parameter>', {"o": {"a": None}}),
+        ("<parameter=o>{'a': None}</parameter>", {"o": {"a": None}}),
+        ("<parameter=n>null</parameter>", {"n": None}),
+        ("<parameter=n>three</parameter>", {"n": "three"}),
+        ("<parameter=n>{1, 2}</parameter>", {"n": "{1, 2}"}),
+        ("<parameter=s>x</parameter><parameter=n>1</parameter>", {"s": "x", "n": 1}),
+        ("", {}),
+        ("<parameter=s>never closed", None),
+        ("words<parameter=s>x</parameter>", None),
+    ],
+)
+def test_calls_in_the_syntax_of_qwen3_coder(inside, arguments):
+    text = f"so\n<tool_call>\n<function=add>\n{inside}\n</function>\n</tool_call>"
+    calls, rest, malformed = parse_calls(text, [TYPED], CODER)
+    if arguments is None:
+        assert (calls, rest, malformed) == ((), text, 1)
+    else:
+        assert calls == (ToolCall("add", arguments),) and (rest, malformed) == ("so", 0)
+    assert parse_calls(text.replace("=add", "=sub"), [TYPED], CODER)[2] == 1
+
+
+@pytest.mark.parametrize(
+    "text, arguments, rest",
+    [
+        ('{"name": "add", "parameters": {"a": 1}}', {"a": 1}, ""),
+        (' {"name": "add", "arguments": {"a": 1}} so', {"a": 1}, "so"),
+        ('{"name": "sub", "parameters": {}}', None, None),  # an answer that is JSON
+        ('{"a": 1}', None, None),
+        ('so {"name": "add", "parameters": {}}', None, None),
+        ("{", None, None),
+    ],
+)
+def test_calls_in_the_syntax_of_llama(text, arguments, rest):
+    calls, left, malformed = parse_calls(text, [ADD], LLAMA)
+    assert malformed == 0
+    assert (calls, left) == (
+        ((), text) if arguments is None else ((ToolCall("add", arguments),), rest)
+    )
+
+
+def test_the_syntax_is_that_of_the_template():
+    assert syntax_of("reply with <tool_call>\n<function=NAME>") == CODER
+    assert syntax_of("within <tool_call></tool_call> tags") == HERMES
+    assert syntax_of('in the format {"name": NAME, "parameters": {}}') == LLAMA
 
 
 def test_results_of_tools_continue_a_conversation():

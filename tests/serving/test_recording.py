@@ -14,9 +14,10 @@ from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.rollout.episode import Sampling
-from ragen_jax.serving.conversation import Message, ToolCall
+from ragen_jax.serving.conversation import Message
 from ragen_jax.serving.engine import Engine, Ticket
 from ragen_jax.serving.recording import Call, as_records, find_start, kept_calls
+from ragen_jax.serving.tool_calls import ToolCall
 
 pytestmark = pytest.mark.medium
 TEXTS = (
