@@ -41,6 +41,7 @@ SMALL = {
     "env.max_turns": 3,
     "env.actions_per_turn": 4,
     "rollout.groups": 8,
+    "rollout.max_new_tokens": 128,  # the expert's replies have up to 106
     "warmstart.check_every": 20,
     "rollout.slots": 32,  # few episodes have a third reply
     "steps": 20,

@@ -127,6 +127,7 @@ def main(argv: Sequence[str]) -> None:
         sessions=sessions,
         name=policy.name,
         positions=policy.model.config.max_positions,
+        vocabulary=policy.model.config.vocab_size,
         most=config.rollout.max_new_tokens,
         text_of=text_of,
         endings=policy.endings,

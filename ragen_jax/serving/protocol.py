@@ -74,7 +74,7 @@ def parse_chat(body: Any) -> ChatRequest:
         messages=tuple(_parse_message(m, i) for i, m in enumerate(messages)),
         tools=parse_tools(body.get("tools")),
         most=parse_most(body, ("max_completion_tokens", "max_tokens")),
-        stop=_parse_stop(body.get("stop")),
+        stop=parse_stop(body.get("stop")),
         stream=bool(body.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
@@ -95,7 +95,8 @@ def parse_most(body: Mapping[str, Any], names: Sequence[str]) -> int | None:
     return None
 
 
-def _parse_stop(value: Any) -> tuple[str, ...]:
+def parse_stop(value: Any) -> tuple[str, ...]:
+    """Return the stop strings of a request."""
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(t, str) and t for t in texts):
         raise RequestError(f"stop is {value!r:.80}; it must be a text or a list of texts")

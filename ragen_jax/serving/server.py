@@ -1,7 +1,7 @@
 """The HTTP server: chat completions for clients with the key of a session, and an admin door.
 
     POST /v1/chat/completions       with the key as API key, or under /s/KEY/v1/
-    POST /v1/responses
+    POST /v1/completions, /v1/responses
     GET  /v1/models
     POST /admin/sessions            with the admin key: opens a session, returns its key
     DELETE /admin/sessions/KEY      with the admin key: ends it and writes its record
@@ -16,20 +16,22 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ragen_jax.model.template import PromptError
+from ragen_jax.model.template import PromptError, plain_ids
 from ragen_jax.rollout.rows import Endings
-from ragen_jax.serving import protocol, responses
-from ragen_jax.serving.conversation import Conversation
-from ragen_jax.serving.engine import Engine, Ticket
+from ragen_jax.serving import completions, protocol, responses
+from ragen_jax.serving.completions import CompletionRequest
+from ragen_jax.serving.conversation import Conversation, Message, Reply
+from ragen_jax.serving.engine import Engine, Sampled, Ticket
 from ragen_jax.serving.protocol import Answer, ChatRequest, RequestError
-from ragen_jax.serving.recording import Call, find_start
+from ragen_jax.serving.recording import Call, Start, find_start
 from ragen_jax.serving.sessions import Session, Sessions
 from ragen_jax.storage.console import console
 
@@ -43,6 +45,7 @@ class Served:
 
     name: of the model, as clients see it
     positions: of the model, for a prompt and its reply
+    vocabulary: number of the model's token ids
     most: maximum tokens of a reply
     text_of: text of token ids
     """
@@ -52,6 +55,7 @@ class Served:
     sessions: Sessions
     name: str
     positions: int
+    vocabulary: int
     most: int
     text_of: Callable[[list[int]], str]
     endings: Endings
@@ -62,8 +66,8 @@ def make_app(served: Served) -> Starlette:
     """Return the ASGI application."""
     unread: set[str] = set()
 
-    def list_unread(asked: ChatRequest) -> None:
-        new = set(asked.unread) - unread
+    def list_unread(names: Sequence[str]) -> None:
+        new = set(names) - unread
         if new:
             unread.update(new)
             console(f"fields of requests that are not read: {', '.join(sorted(new))}")
@@ -71,7 +75,7 @@ def make_app(served: Served) -> Starlette:
     async def chat(request: Request) -> Response:
         session = served.sessions.find(_key(request))
         asked = protocol.parse_chat(await _json(request))
-        list_unread(asked)
+        list_unread(asked.unread)
         answer = await _answer(served, session, asked)
         now = int(time.time())
         if not asked.stream:
@@ -79,10 +83,21 @@ def make_app(served: Served) -> Starlette:
         events = protocol.chunks(answer, asked, now)
         return StreamingResponse(iter(events), media_type="text/event-stream")
 
+    async def complete(request: Request) -> Response:
+        session = served.sessions.find(_key(request))
+        asked = completions.parse_completion(await _json(request), served.vocabulary)
+        list_unread(asked.unread)
+        answer = await _complete(served, session, asked)
+        now = int(time.time())
+        if not asked.stream:
+            return JSONResponse(completions.completion(answer, asked, now))
+        events = completions.chunks(answer, asked, now)
+        return StreamingResponse(iter(events), media_type="text/event-stream")
+
     async def respond(request: Request) -> Response:
         session = served.sessions.find(_key(request))
         asked = responses.parse_response(await _json(request))
-        list_unread(asked)
+        list_unread(asked.unread)
         answer = await _answer(served, session, asked)
         return JSONResponse(responses.response(answer, int(time.time())))
 
@@ -107,6 +122,7 @@ def make_app(served: Served) -> Starlette:
                 for prefix in ("/v1", "/s/{key}/v1")
                 for path, handler, method in (
                     ("/chat/completions", chat, "POST"),
+                    ("/completions", complete, "POST"),
                     ("/responses", respond, "POST"),
                     ("/models", models, "GET"),
                 )
@@ -180,12 +196,51 @@ async def _json(request: Request) -> object:
 
 
 async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answer:
-    """Return the policy's reply to a request, which is recorded in the session."""
+    """Return the policy's reply to a chat request, which is recorded in the session."""
     number = session.begin(served.sessions.budget)
     try:
         start = find_start(session.calls, served.conversation, asked.messages, asked.tools)
     except PromptError as error:
         raise RequestError(str(error)) from error
+    sampled = await _sample(served, session, number, start, asked.most)
+    text, finish = _read(served, sampled, asked.stop)
+    reply = served.conversation.read(text, asked.tools)
+    finish = "tool_calls" if reply.message.calls else finish
+    shown = (*asked.messages, reply.message)
+    call = Call(start.continues, asked.tools, shown, start.prompt, *sampled, finish)
+    session.calls.append(dataclasses.replace(call, malformed_calls=reply.malformed_calls))
+    return _as_answer(served, call, reply)
+
+
+async def _complete(served: Served, session: Session, asked: CompletionRequest) -> Answer:
+    """Return the policy's continuation of a prompt, which is recorded in the session."""
+    number = session.begin(served.sessions.budget)
+    conversation = served.conversation
+    if isinstance(asked.prompt, str):
+        try:
+            prompt = plain_ids(conversation.tokenizer, conversation.control, asked.prompt)
+        except PromptError as error:
+            raise RequestError(str(error)) from error
+    else:
+        prompt = np.asarray(asked.prompt, np.int32)
+    start = completions.find_start(session.calls, prompt)
+    sampled = await _sample(served, session, number, start, asked.most)
+    text, finish = _read(served, sampled, asked.stop)
+    reply = Reply(Message("assistant", text), 0)
+    shown = (Message("user", served.text_of(prompt.tolist())), reply.message)
+    call = Call(start.continues, (), shown, prompt, *sampled, finish)
+    session.calls.append(call)
+    return _as_answer(served, call, reply)
+
+
+async def _sample(
+    served: Served, session: Session, number: int, start: Start, most: int | None
+) -> Sampled:
+    """Return the engine's reply to a prompt.
+
+    Raises:
+      RequestError: the prompt leaves no room for a reply.
+    """
     room = served.positions - len(start.prompt)
     if room < 1:
         raise RequestError(
@@ -194,37 +249,29 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
             f"its reply; the prompt has {len(start.prompt)}",
             code="context_length_exceeded",
         )
-    most = min(asked.most or served.most, served.most, room)
+    most = min(most or served.most, served.most, room)
     ticket = Ticket(start.prompt, most, (session.number, 0, number))
-    sampled = await asyncio.wrap_future(served.engine.submit(ticket))
-    ids = sampled.ids.tolist()
-    closed = bool(ids) and ids[-1] in served.endings.ids
-    stops = served.endings.stops
-    ended = closed or (stops is not None and stops.have_ended(sampled.ids))
+    return await asyncio.wrap_future(served.engine.submit(ticket))
+
+
+def _read(served: Served, sampled: Sampled, stop: Sequence[str]) -> tuple[str, str]:
+    """Return (the text of a reply up to the client's stop strings, why it ended)."""
+    ids, endings = sampled.ids.tolist(), served.endings
+    closed = bool(ids) and ids[-1] in endings.ids
+    ended = closed or (endings.stops is not None and endings.stops.have_ended(sampled.ids))
     text = served.text_of(ids[:-1] if closed else ids)
-    reply = served.conversation.read(protocol.cut_at(text, asked.stop), asked.tools)
-    finish = "tool_calls" if reply.message.calls else "stop" if ended else "length"
-    if asked.stop and protocol.cut_at(text, asked.stop) != text:
-        finish = "stop"
-    session.calls.append(
-        Call(
-            continues=start.continues,
-            tools=asked.tools,
-            shown=(*asked.messages, reply.message),
-            prompt=start.prompt,
-            sampled=sampled.ids,
-            logp=sampled.logp,
-            finish=finish,
-            malformed_calls=reply.malformed_calls,
-        )
-    )
+    cut = protocol.cut_at(text, stop)
+    return cut, "stop" if ended or cut != text else "length"
+
+
+def _as_answer(served: Served, call: Call, reply: Reply) -> Answer:
     return Answer(
         number=secrets.token_hex(12),
         model=served.name,
         reply=reply,
-        prompt=start.prompt,
-        sampled=sampled.ids,
-        logp=sampled.logp,
-        finish=finish,
-        pieces=[served.text_of([id_]) for id_ in ids],
+        prompt=call.prompt,
+        sampled=call.sampled,
+        logp=call.logp,
+        finish=call.finish,
+        pieces=[served.text_of([id_]) for id_ in call.sampled.tolist()],
     )

@@ -66,6 +66,7 @@ class Running:
             sessions=self.sessions,
             name="tiny",
             positions=policy.model.config.max_positions,
+            vocabulary=policy.model.config.vocab_size,
             most=most,
             text_of=lambda ids: b"".join(pieces[i] if i < len(pieces) else b"" for i in ids).decode(
                 errors="replace"
@@ -122,6 +123,7 @@ def ids_of(answer):
     return answer.prompt_token_ids, choice.token_ids
 
 
+RAW = {"return_token_ids": True}
 EXTRA = {"extra_body": {"return_token_ids": True}, "logprobs": True}
 
 
@@ -234,6 +236,35 @@ def test_a_reply_is_as_short_as_asked_and_cut_at_the_clients_stop(running):
     assert ids_of(cut) == ids_of(answer)  # what was sampled stays
     assert cut.choices[0].message.content == text[: text.index(middle)]
     assert cut.choices[0].finish_reason == "stop"
+
+
+def test_the_completions_api(running, policy):
+    client = running.client()
+    tokenizer, control = policy.conversation.tokenizer, policy.conversation.control
+    first = client.completions.create(model="m", prompt="go <|im_end|>", logprobs=1, extra_body=RAW)
+    (choice,) = first.choices
+    assert control.isdisjoint(first.prompt_token_ids)
+    assert tokenizer.decode(first.prompt_token_ids) == "go <|im_end|>"
+    whole = np.array([first.prompt_token_ids + choice.token_ids], np.int32)
+    again = np.asarray(token_logps(policy.model, policy.params, whole))[0]
+    np.testing.assert_allclose(
+        choice.logprobs.token_logprobs, again[len(first.prompt_token_ids) :], atol=1e-4
+    )
+    ids = [*whole[0].tolist(), policy.conversation.close_id, 5]
+    longer = client.completions.create(model="m", prompt=ids, max_tokens=2, extra_body=RAW)
+    assert longer.prompt_token_ids == ids and len(longer.choices[0].token_ids) <= 2
+    calls = running.sessions.find(client.api_key).calls
+    assert [call.continues for call in calls] == [None, 0]
+    streamed = list(client.completions.create(model="m", prompt=["go"], stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == calls[-1].shown[-1].text
+    for prompt, message in (
+        ("", "prompt must be one text or one list of token ids"),
+        (["a", "b"], "prompt must be one text"),
+        ([1, 10**9], "prompt has token id 1000000000; the model has"),
+        ([True], "prompt must be one text"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.post("/completions", body={"prompt": prompt}, cast_to=object)
 
 
 def test_the_responses_api(running):
