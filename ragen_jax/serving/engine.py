@@ -88,7 +88,7 @@ class Engine:
 
     def submit(self, ticket: Ticket) -> "concurrent.futures.Future[Sampled]":
         """Return the future reply to a request. A request that is cancelled while it waits is
-        dropped; one that is being served ends with its row.
+        dropped. The future raises RuntimeError if the engine ends before the reply.
 
         Raises:
           RuntimeError: the engine is closed, or has failed.
@@ -102,7 +102,7 @@ class Engine:
         return future
 
     def close(self) -> None:
-        """End the thread; requests that have no reply yet are cancelled."""
+        """End the thread; requests that have no reply yet get a RuntimeError."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -110,6 +110,7 @@ class Engine:
 
     def _run(self) -> None:
         rows: list[_Served] = []
+        reason = "the engine was closed"
         try:
             with jax.set_mesh(self._mesh):
                 sizes = cache_sizes(
@@ -124,14 +125,17 @@ class Engine:
                 rows += [_Served() for _ in range(cache.shards * cache.rows)]
                 while self._take(rows, cache):
                     self._decode(rows, cache)
+        except BaseException as error:
+            reason = f"the engine has failed: {type(error).__name__}: {error}"
+            raise
         finally:
             with self._changed:
                 self._closed = True
-                left = [future for _, future in self._waiting]
-                left += [row.future for row in rows if row.future is not None]
+                waiting = [future for _, future in self._waiting]
                 self._waiting.clear()
-            for future in left:
-                future.cancel()
+            running = [row.future for row in rows if row.future is not None]
+            for future in [*filter(_claim, waiting), *running]:
+                future.set_exception(RuntimeError(reason))
 
     def _take(self, rows: list[_Served], cache: Cache) -> bool:
         """Give free rows to waiting requests; wait if there is nothing to do. False: closed."""
@@ -144,7 +148,7 @@ class Engine:
             free = [index for index, row in enumerate(rows) if row.ticket is None]
             while free and self._waiting:
                 ticket, future = self._waiting.popleft()
-                if not future.set_running_or_notify_cancel():
+                if not _claim(future):
                     continue
                 index = max(free, key=lambda i: common(rows[i].cached_ids, ticket.prompt))
                 free.remove(index)
@@ -162,3 +166,8 @@ class Engine:
             assert row.future is not None
             row.future.set_result(Sampled(row.sampled, row.logp))
             row.ticket = row.future = None
+
+
+def _claim(future: "concurrent.futures.Future[Sampled]") -> bool:
+    """Whether a waiting request has not been cancelled; from now on it cannot be."""
+    return future.set_running_or_notify_cancel()

@@ -31,7 +31,8 @@ class RequestError(ValueError):
 
     def body(self) -> JsonObject:
         """Return the response's body."""
-        kind = "authentication_error" if self.status == 401 else "invalid_request_error"
+        kinds = {401: "authentication_error", 500: "server_error"}
+        kind = kinds.get(self.status, "invalid_request_error")
         return {
             "error": {"message": str(self), "type": kind, "param": None, "code": self.code},
         }

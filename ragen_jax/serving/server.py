@@ -239,7 +239,7 @@ async def _sample(
     """Return the engine's reply to a prompt.
 
     Raises:
-      RequestError: the prompt leaves no room for a reply.
+      RequestError: the prompt leaves no room for a reply, or the engine has failed (status 500).
     """
     room = served.positions - len(start.prompt)
     if room < 1:
@@ -251,7 +251,10 @@ async def _sample(
         )
     most = min(most or served.most, served.most, room)
     ticket = Ticket(start.prompt, most, (session.number, 0, number))
-    return await asyncio.wrap_future(served.engine.submit(ticket))
+    try:
+        return await asyncio.wrap_future(served.engine.submit(ticket))
+    except RuntimeError as error:
+        raise RequestError(str(error), 500) from error
 
 
 def _read(served: Served, sampled: Sampled, stop: Sequence[str]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.rollout.episode import Sampling
+from ragen_jax.serving import engine as engine_module
 from ragen_jax.serving.engine import Engine
 from ragen_jax.serving.server import MOST_BYTES, Served, make_app
 from ragen_jax.serving.sessions import Budget, Sessions
@@ -360,6 +361,19 @@ def test_bodies_that_are_broken_or_too_long(running):
         status, body = send(url, key=key, content=content)
         assert status == 400 and body["error"]["message"], content[:10]
     assert send(url, key=key, content=b" " * (MOST_BYTES + 1))[0] == 413
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_answers_those_that_wait_and_those_that_come(policy, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(engine_module, "decode_rows", fail)
+    server = Running(policy)
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError, match="engine has (failed|ended)"):
+            ask(server.client())
+    server.stop()
 
 
 def test_the_record_of_a_session(policy):
