@@ -135,9 +135,11 @@ def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
         if path.is_dir():
             every = sorted(p for p in path.iterdir() if not p.name.startswith("."))
             inside = [p for p in every if p.name.endswith(ENDINGS) and p.is_file()]
+            left = [p.name for p in every if p not in inside]
+            if not inside:
+                inside, left = _training_traces(path)
             if not inside:
                 raise ValueError(f"--rollouts={name} is a folder without {' or '.join(ENDINGS)}")
-            left = [p.name for p in every if p not in inside]
             if left:
                 more = ", ..." if len(left) > 3 else ""
                 others.append(f"{len(left)} in the folder {name} ({', '.join(left[:3])}{more})")
@@ -156,6 +158,17 @@ def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
         others += [f"{p}, which is given twice and read once" for p in twice]
         paths += [p for p in new if p not in twice]
     return paths, others
+
+
+def _training_traces(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return (prime-rl's files of training episodes in a folder, the names of other such files).
+
+    It writes step_N/{train,eval}/{all,effective}/traces.jsonl, where `all` includes `effective`.
+    """
+    every = sorted(folder.rglob("traces.jsonl"))
+    inside = [path for path in every if path.parts[-3:-1] == ("train", "all")]
+    inside.sort(key=lambda path: _step_of(path) or 0)
+    return inside, [str(path.relative_to(folder)) for path in every if path not in inside]
 
 
 def _step_of(path: Path) -> int | None:

@@ -7,13 +7,16 @@ replies and add a row to FORMATS. The code that writes each format (as of 2026):
     prime-rl    src/prime_rl/monitors/file.py, FileMonitor.log_episodes: an Episode of verifiers
                 (verifiers/v1/episode.py, to_record) per line
     RAGEN       ragen/llm_agent/agent_proxy.py, _save_as_jsonl; scripts/convert_to_jsonl.py
-    verl        verl/trainer/ppo/ray_trainer.py, _dump_generations; also used by RAGEN's training
+    verl        verl/trainer/ppo/ray_trainer.py, _dump_generations; also used by RAGEN's training;
+                verl/trainer/ppo/v1/trainer_base.py, whose uid is of a row
     verifiers   verifiers/legacy/utils/save_utils.py, results.jsonl (prime-rl wrote the same)
     TRL         trl/trainer/grpo_trainer.py, log: completions/completions_STEP.parquet
+    chat log    a line {"messages": [...]}, as of OpenAI's API
 """
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
@@ -71,6 +74,7 @@ class Format:
     needs: tuple[str, ...]  # fields by which it is recognised
     read: Callable[[Fields], tuple[ParsedReply, ...]]
     reward: Callable[[Fields], float | None] | None = None  # None: the first field of REWARD
+    group: re.Pattern[str] | None = None  # its first match in a group's name; None: the whole name
 
 
 GROUP = ("group", "group_id", "uid", "example_id")
@@ -107,7 +111,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
     row = Row(
         place=place,
         replies=replies,
-        group=_group(scopes),
+        group=_group(scopes, form.group),
         step=values.step(step[2]) if step else None,
         success=_success(scopes),
         reward=values.reward(_reward(form, fields, scopes, rewards)),
@@ -127,12 +131,13 @@ def _format_of(fields: Fields) -> Format:
     )
 
 
-def _group(scopes: Sequence[Fields]) -> str | None:
+def _group(scopes: Sequence[Fields], pattern: re.Pattern[str] | None) -> str | None:
     for fields, name, value in values.first(scopes, GROUP):
         inner = fields.object(name)  # present in verifiers' episodes
         found = values.label(inner.get("id") if inner else value)
+        part = pattern.match(found) if pattern is not None and found is not None else None
         if found is not None:
-            return found
+            return part[1] if part else found
     return None
 
 
@@ -203,13 +208,52 @@ def _our_reward(record: Fields) -> float | None:
     return values.total([turn.get("reward") for turn in record.objects("turns")], "reward")
 
 
+def _trained_traces(record: Fields) -> list[Fields]:
+    """Return the traces of agents that are trained; judges and the like are not.
+
+    Raises:
+      ValueError: there is none.
+    """
+    found = []
+    for trace in record.objects("traces"):
+        agent = trace.object("agent")
+        if agent is None or values.boolean(agent.get("trainable"), "trainable") is not False:
+            found.append(trace)
+    if not found:
+        raise ValueError("has no trace of an agent that is trained (agent.trainable)")
+    return found
+
+
+def _left_compactions(nodes: Sequence[Fields]) -> set[int]:
+    """Return the leaves that sum up a conversation and from which the harness did not go on.
+
+    They are not trained (verifiers/v1/trace.py, `branches`).
+    """
+    parents = {node.values.get("parent") for node in nodes}
+    links = [values.parse_nested(node.get("semantic_parents")) for node in nodes]
+    kinds = [
+        {(link.get("type"), link.get("node")) for link in each if isinstance(link, dict)}
+        if isinstance(each, list)
+        else set()
+        for each in links
+    ]
+    accepted = {node for each in kinds for kind, node in each if kind == "compaction"}
+    attempts = [
+        index
+        for index, each in enumerate(kinds)
+        if any(kind == "compaction_attempt" for kind, _ in each)
+    ]
+    return {index for index in attempts if index not in parents and index not in accepted}
+
+
 def _episode(record: Fields) -> tuple[ParsedReply, ...]:
     """Return the sampled messages of a verifiers episode, each with its ancestors as the prompt."""
     replies = []
-    for trace in record.objects("traces"):
+    for trace in _trained_traces(record):
         nodes = trace.objects("nodes")
+        left_out = _left_compactions(nodes)
         for index, node in enumerate(nodes):
-            if not values.boolean(node.get("sampled"), "sampled"):
+            if not values.boolean(node.get("sampled"), "sampled") or index in left_out:
                 continue
             path = [nodes[i] for i in _ancestors(nodes, index)]
             mask = node.get("mask")
@@ -242,7 +286,7 @@ def _ancestors(nodes: Sequence[Fields], index: int) -> list[int]:
 
 
 def _episode_reward(record: Fields) -> float | None:
-    found = [trace.get("rewards") for trace in record.objects("traces")]
+    found = [trace.get("rewards") for trace in _trained_traces(record)]
     parts = [values.total(each, "rewards") for each in found if each]
     given = [part for part in parts if part is not None]
     return values.add_rewards(given) if given and len(given) == len(parts) else None
@@ -292,14 +336,18 @@ def _trl_reward(record: Fields) -> float | None:
     return values.add_rewards(given) if given else None
 
 
+# Its newer trainer names a row UID_ROLLOUT_OUTPUT; the rows of a group share the UID.
+_VERL_GROUP = re.compile(r"(.+)_[0-9]+_[0-9]+$")
+
 FORMATS = {  # a record has the first format whose fields are all present
     "ragen_jax": Format(("turns",), _ours, _our_reward),
     "prime-rl": Format(("traces",), _episode, _episode_reward),
     "RAGEN": Format(("messages", "metadata"), _ragen),
-    "verl": Format(("input", "output"), _reader("input", "output")),
+    "verl": Format(("input", "output"), _reader("input", "output"), group=_VERL_GROUP),
     "verifiers": Format(("prompt", "completion", "example_id"), _reader("prompt", "completion")),
     "TRL": Format(("prompt", "completion"), _reader("prompt", "completion"), _trl_reward),
     "plain": Format(("prompt", "response"), _reader("prompt", "response")),
+    "chat log": Format(("messages",), _ragen),
 }
 
 
