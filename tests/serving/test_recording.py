@@ -60,6 +60,38 @@ def test_retries_and_side_calls_are_left_out():
     assert record["session"] == 5 and record["left_out"] == {"retry": 1, "side call": 1}
 
 
+class Plain:
+    """A conversation whose ids are the numbers of its messages."""
+
+    def prompt(self, messages, tools):
+        return np.arange(len(messages), dtype=np.int32)
+
+    def go_on(self, before, sampled, tail, tools):
+        return np.concatenate([before, sampled, 50 + np.arange(len(tail))]).astype(np.int32)
+
+
+def test_a_request_continues_the_latest_of_the_longest_paths_with_its_tools():
+    talk, longer = [ASK, SAID], [ASK, SAID, ASK, SAID]
+    calls = [
+        call([1], shown=talk, sampled=[5]),
+        call([1], shown=talk, sampled=[6]),
+        call([1, 6, 50], continues=1, shown=longer, sampled=[7]),
+        call([2], shown=longer, tools=TOOLS),
+        call([3], shown=[ASK, Message("assistant", "Down"), ASK, SAID]),
+    ]
+
+    def start(messages, tools=()):
+        found = find_start(calls, Plain(), messages, tools)
+        return found.continues, found.prompt.tolist()
+
+    assert start([*talk, ASK]) == (1, [1, 6, 50])
+    assert start([*longer, ASK, ASK]) == (2, [1, 6, 50, 7, 50, 51])
+    assert start([*longer, ASK], TOOLS) == (3, [2, 7, 50])
+    assert start([*talk, ASK], TOOLS) == (None, [0, 1, 2])
+    assert start(talk) == (None, [0, 1])  # nothing follows the reply
+    assert start([ASK, Message("assistant", "Left"), ASK]) == (None, [0, 1, 2])
+
+
 def test_nothing_is_left_out_of_a_shared_session():
     calls = [call([1], shown=[ASK, SAID]), call([1], shown=[ASK, SAID]), call([9], shown=[SYSTEM])]
     records = as_records(calls, 0, shared=True)

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -380,15 +382,42 @@ def test_the_record_of_a_session(policy):
     server = Running(policy)
     client = server.client()
     first = ask(client, **EXTRA)
-    ask(client)  # a retry: the same prompt, and nothing continues the first
+    again = ask(client, **EXTRA)  # a retry: the same prompt, and nothing continues the first
+    assert ids_of(again)[1] != ids_of(first)[1]  # each call has its own draws
     ask(client, [{"role": "system", "content": "Make a title."}, *ASKED])  # a side call
     server.sessions.end_all()
     (record,) = server.records
     assert record["calls"] == 3 and record["left_out"] == {"retry": 1, "side call": 1}
     (turn,) = record["turns"]
-    assert turn["prompt_ids"] == ids_of(first)[0]
+    assert (turn["prompt_ids"], turn["sampled_ids"]) == ids_of(again)
     assert len(turn["sampled_ids"]) == len(turn["logps"])
     server.stop()
+
+
+def test_clients_that_hang_or_send_slowly_do_not_keep_others_waiting(running):
+    opened = []
+    for index in range(100):
+        link = socket.create_connection(("127.0.0.1", running.port))
+        opened.append(link)
+        if index % 2:
+            link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        if index % 4 == 3:
+            link.sendall(b"Content-Length: 1000000\r\n\r\n{")
+    begin = time.monotonic()
+    assert ask(running.client()).choices
+    assert time.monotonic() - begin < 5
+    for link in opened:
+        link.close()
+    assert ask(running.client()).choices
+
+
+def test_a_stream_that_is_left_stays_in_the_record(running):
+    client = running.client()
+    with ask(client, stream=True) as stream:
+        next(iter(stream))
+    assert ask(running.client()).choices
+    (call,) = running.sessions.find(client.api_key).calls
+    assert len(call.sampled)
 
 
 def test_a_client_that_leaves_does_not_stop_the_others(running):
@@ -470,7 +499,7 @@ def test_the_command_serves_a_run_and_score_reads_its_record(run, tmp_path):
     rows = [json.loads(line) for line in record.read_text().splitlines()]
     assert len(rows) == 6  # two samples of each prompt
     assert all(row["calls"] == 6 and not row["left_out"] for row in rows)
-    words = [f"--rollouts={record}", f"--model={run.workdir}"]
+    words = [f"--rollouts={record}", f"--model={run.workdir}", f"--out={tmp_path / 's.json'}"]
     code, out, err = call("ragen_jax.score", *words)
     assert code == 0, err
     assert "retrieval" in out, out
