@@ -28,6 +28,7 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.types import Params
+from ragen_jax.evaluate import find_ignored
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
@@ -54,9 +55,28 @@ class Policy(NamedTuple):
     endings: Endings
 
 
-def of_run(workdir: Path, step: int | None) -> Policy:
-    """Return the policy of a run's checkpoint, whose replies begin inside <think>."""
-    trained = restore_run(workdir, step=step)
+# Fields and sections that serving reads.
+READ = ("eval", "rollout.max_new_tokens", "mesh", "sampling_mesh")
+READ_OF_MODEL = (*READ, "model")
+
+
+def refuse_others(names: Sequence[str], read: Sequence[str]) -> None:
+    """Raise ValueError for fields that the command line sets and serving does not read."""
+    refused = find_ignored(names, read)
+    if refused:
+        raise ValueError(
+            f"{', '.join(f'config.{name}' for name in refused)} cannot be set; fields that serving "
+            f"reads: {', '.join(read)}"
+        )
+
+
+def of_run(workdir: Path, step: int | None, config: Config | None = None) -> Policy:
+    """Return the policy of a run's checkpoint, whose replies begin inside <think>.
+
+    Args:
+      config: the run's config, possibly with other values in READ; None: unchanged.
+    """
+    trained = restore_run(workdir, config, step)
     config = trained.config
     policy = for_sampling(trained)
     chat = policy.tasks[0].settings.chat
@@ -93,8 +113,11 @@ def main(argv: Sequence[str]) -> None:
         if jax.process_count() > 1:
             raise ValueError("serving runs in one process")
         if WORKDIR.value:
-            policy = of_run(Path(WORKDIR.value), STEP.value)
+            workdir = Path(WORKDIR.value)
+            refuse_others(command.overrides(), READ)
+            policy = of_run(workdir, STEP.value, load_config(CONFIG.value, workdir))
         else:
+            refuse_others(command.overrides(), READ_OF_MODEL)
             given, path = CONFIG.value, MODEL.value or ""
             given.model.path, given.warmstart.fine_tune = path, False
             policy = of_model(path, load_config(given))

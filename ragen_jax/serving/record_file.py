@@ -16,9 +16,9 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         self._file = with_retries(functools.partial(path.open, "a+b", buffering=0), path)
 
-    def write(self, line: str) -> None:
-        """Append a line, which ends with a line break."""
-        append_line(self._file, line)
+    def write(self, lines: str) -> None:
+        """Append lines, which end with a line break, all of them or none."""
+        append_line(self._file, lines)
 
     def close(self) -> None:
         """Close the file."""

@@ -50,7 +50,7 @@ class Sessions:
 
     Args:
       budget: of each session.
-      write: called with a line of JSON for each conversation of a session that ends.
+      write: called with the record of a session that ends, a line of JSON for each conversation.
     """
 
     def __init__(self, budget: Budget, write: Callable[[str], None]) -> None:
@@ -83,9 +83,10 @@ class Sessions:
           RequestError: there is none (status 401).
         """
         session = self.find(key)
-        del self._by_key[key]
-        for record in as_records(session.calls, session.number, shared=session.shared):
-            self._write(json.dumps(record) + "\n")
+        records = as_records(session.calls, session.number, shared=session.shared)
+        if records:
+            self._write("".join(json.dumps(record) + "\n" for record in records))
+        del self._by_key[key]  # after its record is written, so that a full disk loses nothing
         return session
 
     def end_all(self) -> None:

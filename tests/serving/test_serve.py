@@ -62,7 +62,7 @@ class Running:
             key=jax.random.key(3),
         )
         pieces = token_bytes(policy.conversation.tokenizer)
-        self.sessions = Sessions(Budget(calls), lambda line: self.records.append(json.loads(line)))
+        self.sessions = Sessions(Budget(calls), self.keep)
         served = Served(
             engine=self.engine,
             conversation=policy.conversation,
@@ -84,6 +84,9 @@ class Running:
         while not self.server.started:
             pass
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
+
+    def keep(self, lines):
+        self.records += [json.loads(line) for line in lines.splitlines()]
 
     @property
     def url(self):
@@ -478,6 +481,7 @@ def test_the_prompts_and_replies_of_a_run_are_those_of_its_environment(run):
 def test_the_command_serves_a_run_and_score_reads_its_record(run, tmp_path):
     record = tmp_path / "record.jsonl"
     words = [f"--workdir={run.workdir}", "--port=0", f"--record={record}", "--slots=2"]
+    words += ["--config.rollout.max_new_tokens=40", "--config.eval.temperature=1.0"]
     command = [sys.executable, "-m", "ragen_jax.serve", *words]
     environment = run.policy().tasks[0].settings.environment
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -512,6 +516,10 @@ def test_the_command_serves_a_run_and_score_reads_its_record(run, tmp_path):
         (["--model=nowhere"], "nowhere"),
         (["--workdir=nowhere"], "nowhere"),
         (["--model=x", "--slots=0"], "--slots is 0; it must be at least 1"),
+        (
+            ["--model=x", "--config.steps=3"],
+            "config.steps cannot be set; fields that serving reads",
+        ),
     ],
 )
 def test_bad_input_to_the_command_is_a_line(words, message):
