@@ -16,6 +16,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -172,7 +173,7 @@ def main(argv: Sequence[str]) -> None:
             record.close()
 
 
-def require_uvicorn():
+def require_uvicorn() -> ModuleType:
     """Return the module uvicorn.
 
     Raises:

@@ -20,7 +20,7 @@ RIGHT = {
     "ragen_jax.check_data --rows=1 --config.env.options.size=(5,5) --config=sokoban": "seed 0",
 }
 WRONG = {
-    "ragen_jax trian": "lab, retriever; did you mean train?",
+    "ragen_jax trian": "serve, retriever; did you mean train?",
     "ragen_jax.train --steps=3": "no flag --steps; did you mean --config.steps?",
     "ragen_jax.train steps=3": "unexpected argument 'steps=3'; overrides are --config.FIELD=VALUE",
     "ragen_jax.train --config=sokobam": "textarena, webshop; did you mean sokoban?",

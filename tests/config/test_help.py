@@ -53,7 +53,7 @@ def test_every_command_explains_itself(command, asked):
     assert max(map(len, out.splitlines())) <= 100
     # Only commands with --workdir mention it, and only those that read a run import its code.
     assert ("--workdir" in out) == ("workdir" in flags)
-    assert ("trust" in flags) == (command in ("train", "evaluate", "export"))
+    assert ("trust" in flags) == (command in ("train", "evaluate", "export", "serve"))
 
 
 def test_the_help_of_train_says_what_its_refusal_says(tmp_path):
