@@ -69,7 +69,7 @@ def folder_naming(folder, fields):
 
 
 @pytest.mark.parametrize("fields", NAMING.values(), ids=NAMING)
-@pytest.mark.parametrize("command", ["evaluate", "export", "train"])
+@pytest.mark.parametrize("command", ["evaluate", "export", "serve", "train"])
 def test_a_folder_of_somebody_else_runs_no_code(here, command, fields):
     folder_naming(here / "run", fields)
     code, out, err = call(f"ragen_jax.{command}", "--workdir=run")
