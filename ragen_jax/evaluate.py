@@ -32,7 +32,7 @@ from absl import flags
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_learner, build_meshes
-from ragen_jax.config.fields import unused_fields, warning
+from ragen_jax.config.fields import is_within, unused_fields, warning
 from ragen_jax.config.load import load_config
 from ragen_jax.config.stored import fields_of, read_run_config
 from ragen_jax.configs.base import Config
@@ -74,11 +74,6 @@ MODEL_FIELDS = ("model", "warmstart", *ROLLOUT_FIELDS)
 def find_ignored(names: Iterable[str], read: Sequence[str]) -> list[str]:
     """Return the fields of `names` that are neither in `read` nor in one of its sections."""
     return [name for name in names if not is_within(name, read) or name.endswith("env.pool")]
-
-
-def is_within(name: str, parts: Sequence[str]) -> bool:
-    """Whether a dotted field is one of the fields `parts`, or in one of these sections."""
-    return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 def load_run_config(workdir: Path, names: Sequence[str], gradients: bool) -> Config:

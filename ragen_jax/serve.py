@@ -24,16 +24,15 @@ from absl import flags
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_eval_sampling, build_meshes, build_model
+from ragen_jax.config.fields import is_within
 from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.types import Params
-from ragen_jax.evaluate import find_ignored
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.rollout.rows import Endings
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.serving.conversation import Conversation, make_conversation
@@ -63,7 +62,7 @@ READ_OF_MODEL = (*READ, "model")
 
 def refuse_others(names: Sequence[str], read: Sequence[str]) -> None:
     """Raise ValueError for fields that the command line sets and serving does not read."""
-    refused = find_ignored(names, read)
+    refused = [name for name in names if not is_within(name, read)]
     if refused:
         raise ValueError(
             f"{', '.join(f'config.{name}' for name in refused)} cannot be set; fields that serving "
@@ -139,12 +138,6 @@ def main(argv: Sequence[str]) -> None:
         key=stream_key(Purpose.SERVE, config.eval.seed),
     )
     sessions = Sessions(Budget(), (lambda line: None) if record is None else record.write)
-    pieces = token_bytes(policy.conversation.tokenizer)
-
-    def text_of(ids: list[int]) -> str:
-        texts = (pieces[id_] if id_ < len(pieces) else b"" for id_ in ids)
-        return b"".join(texts).decode("utf-8", errors="replace")
-
     served = Served(
         engine=engine,
         conversation=policy.conversation,
@@ -153,7 +146,6 @@ def main(argv: Sequence[str]) -> None:
         positions=policy.model.config.max_positions,
         vocabulary=policy.model.config.vocab_size,
         most=config.rollout.max_new_tokens,
-        text_of=text_of,
         endings=policy.endings,
         admin_key=secrets.token_urlsafe(24),
     )

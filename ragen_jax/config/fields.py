@@ -1,6 +1,6 @@
 """The fields of a config by dotted name, and the fields that a run never reads."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -54,6 +54,11 @@ def entries(config: Config | ConfigDict) -> Iterator[tuple[str, Field, Callable[
         for name, domain in FIELDS.items():
             if name.startswith("env."):
                 yield resolve(name), domain, resolve
+
+
+def is_within(name: str, parts: Sequence[str]) -> bool:
+    """Whether a dotted field is one of the fields `parts`, or in one of these sections."""
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 def plays_heldout(config: Config) -> bool:

@@ -7,6 +7,7 @@ ids of an earlier prompt and its reply; the template renders only what follows.
 """
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from ragen_jax.model.template import (
     ids_of_parts,
     parse_chat_template,
 )
+from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.serving.tool_calls import JsonObject, ToolCall, parse_calls, syntax_of
 
 if TYPE_CHECKING:
@@ -116,6 +118,12 @@ class Conversation:
             after = after[1:]
         return np.concatenate([before, sampled, after]).astype(np.int32)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; ids beyond the tokenizer's have none."""
+        pieces = token_bytes(self.tokenizer)
+        texts = (pieces[id_] if id_ < len(pieces) else b"" for id_ in ids)
+        return b"".join(texts).decode("utf-8", errors="replace")
+
     def read(self, text: str, tools: Sequence[JsonObject] = ()) -> Reply:
         """Return the message of a reply's text, which does not include the token that ended it.
 
@@ -154,33 +162,30 @@ class Conversation:
         if self.thinks and not text.rstrip().endswith(THINK):
             text += THINK
         # Every control string in the text is the template's own.
-        token_of = {
-            token.content: Control(i, token.lstrip, token.rstrip) for i, token in self._added
-        }
-        pieces = re.split(f"({'|'.join(map(re.escape, self._strings))})", text)
-        return [token_of.get(piece) or show(piece) for piece in pieces if piece]
+        pieces = self._pattern.split(text)
+        return [self._tokens.get(piece) or show(piece) for piece in pieces if piece]
 
-    @property
-    def _added(self) -> list[tuple[int, Any]]:
-        """(id, token) of every control token."""
+    @functools.cached_property
+    def _tokens(self) -> dict[str, Control]:
+        """Text of every control token -> the token; the longest texts first."""
         added = self.tokenizer.added_tokens_decoder
-        return [(id_, added[id_]) for id_ in sorted(self.control)]
+        tokens = sorted(self.control, key=lambda id_: len(added[id_].content), reverse=True)
+        return {added[i].content: Control(i, added[i].lstrip, added[i].rstrip) for i in tokens}
 
-    @property
-    def _strings(self) -> list[str]:
-        """The control tokens as texts, longest first."""
-        return sorted((token.content for _, token in self._added), key=len, reverse=True)
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """The pattern of a control token's text, as a group."""
+        return re.compile(f"({'|'.join(map(re.escape, self._tokens))})")
 
     def _hidden(
         self, messages: Sequence[Message], tools: Sequence[JsonObject]
     ) -> tuple[Callable[[str], str], Callable[[str], str]]:
         """Return functions that replace control strings by marks, and marks by control strings."""
         mark = _unused("MARK", messages, tools)
-        find = re.compile("|".join(map(re.escape, self._strings)))
-        marks = {text: f"{mark}{i}Y" for i, text in enumerate(self._strings)}
+        marks = {text: f"{mark}{i}Y" for i, text in enumerate(self._tokens)}
         back = {mark: text for text, mark in marks.items()}
         return (
-            lambda text: find.sub(lambda found: marks[found[0]], text),
+            lambda text: self._pattern.sub(lambda found: marks[found[0]], text),
             lambda text: re.sub(rf"{mark}\d+Y", lambda found: back[found[0]], text),
         )
 

@@ -119,6 +119,7 @@ def as_records(
     return [
         {
             **{"session": session, "calls": len(calls), "left_out": dict(left_out)},
+            "malformed_calls": sum(calls[index].malformed_calls for index in indices),
             "turns": [_as_turn(calls[index]) for index in indices],
         }
         for indices in conversations.values()

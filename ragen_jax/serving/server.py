@@ -47,7 +47,6 @@ class Served:
     positions: of the model, for a prompt and its reply
     vocabulary: number of the model's token ids
     most: maximum tokens of a reply
-    text_of: text of token ids
     """
 
     engine: Engine
@@ -57,7 +56,6 @@ class Served:
     positions: int
     vocabulary: int
     most: int
-    text_of: Callable[[list[int]], str]
     endings: Endings
     admin_key: str
 
@@ -76,23 +74,19 @@ def make_app(served: Served) -> Starlette:
         session = served.sessions.find(_key(request))
         asked = protocol.parse_chat(await _json(request))
         list_unread(asked.unread)
-        answer = await _answer(served, session, asked)
-        now = int(time.time())
-        if not asked.stream:
-            return JSONResponse(protocol.completion(answer, asked, now))
-        events = protocol.chunks(answer, asked, now)
-        return StreamingResponse(iter(events), media_type="text/event-stream")
+        answer, now = await _answer(served, session, asked), int(time.time())
+        if asked.stream:
+            return _streamed(protocol.chunks(answer, asked, now))
+        return JSONResponse(protocol.completion(answer, asked, now))
 
     async def complete(request: Request) -> Response:
         session = served.sessions.find(_key(request))
         asked = completions.parse_completion(await _json(request), served.vocabulary)
         list_unread(asked.unread)
-        answer = await _complete(served, session, asked)
-        now = int(time.time())
-        if not asked.stream:
-            return JSONResponse(completions.completion(answer, asked, now))
-        events = completions.chunks(answer, asked, now)
-        return StreamingResponse(iter(events), media_type="text/event-stream")
+        answer, now = await _complete(served, session, asked), int(time.time())
+        if asked.stream:
+            return _streamed(completions.chunks(answer, asked, now))
+        return JSONResponse(completions.completion(answer, asked, now))
 
     async def respond(request: Request) -> Response:
         session = served.sessions.find(_key(request))
@@ -154,6 +148,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return JSONResponse(RequestError(f"there is no {request.url.path}", 404).body(), 404)
 
 
+def _streamed(events: Sequence[str]) -> Response:
+    return StreamingResponse(iter(events), media_type="text/event-stream")
+
+
 def _bearer(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
@@ -207,8 +205,10 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
     reply = served.conversation.read(text, asked.tools)
     finish = "tool_calls" if reply.message.calls else finish
     shown = (*asked.messages, reply.message)
-    call = Call(start.continues, asked.tools, shown, start.prompt, *sampled, finish)
-    session.calls.append(dataclasses.replace(call, malformed_calls=reply.malformed_calls))
+    call = Call(
+        start.continues, asked.tools, shown, start.prompt, *sampled, finish, reply.malformed_calls
+    )
+    session.calls.append(call)
     return _as_answer(served, call, reply)
 
 
@@ -227,7 +227,7 @@ async def _complete(served: Served, session: Session, asked: CompletionRequest) 
     sampled = await _sample(served, session, number, start, asked.most)
     text, finish = _read(served, sampled, asked.stop)
     reply = Reply(Message("assistant", text), 0)
-    shown = (Message("user", served.text_of(prompt.tolist())), reply.message)
+    shown = (Message("user", served.conversation.text(prompt.tolist())), reply.message)
     call = Call(start.continues, (), shown, prompt, *sampled, finish)
     session.calls.append(call)
     return _as_answer(served, call, reply)
@@ -262,7 +262,7 @@ def _read(served: Served, sampled: Sampled, stop: Sequence[str]) -> tuple[str, s
     ids, endings = sampled.ids.tolist(), served.endings
     closed = bool(ids) and ids[-1] in endings.ids
     ended = closed or (endings.stops is not None and endings.stops.have_ended(sampled.ids))
-    text = served.text_of(ids[:-1] if closed else ids)
+    text = served.conversation.text(ids[:-1] if closed else ids)
     cut = protocol.cut_at(text, stop)
     return cut, "stop" if ended or cut != text else "length"
 
@@ -276,5 +276,5 @@ def _as_answer(served: Served, call: Call, reply: Reply) -> Answer:
         sampled=call.sampled,
         logp=call.logp,
         finish=call.finish,
-        pieces=[served.text_of([id_]) for id_ in call.sampled.tolist()],
+        pieces=[served.conversation.text([id_]) for id_ in call.sampled.tolist()],
     )

@@ -58,8 +58,9 @@ def parse_calls(
         if found is not None and found.get("name") not in offered:
             return (), text, 0  # an answer that happens to be JSON
     else:
-        read = _coder if syntax == CODER else _hermes
-        blocks = [read(inside, offered) for inside in _BLOCK.findall(text)]
+        inside = _BLOCK.findall(text)
+        coder = syntax == CODER
+        blocks = [_coder(each, offered) if coder else _json_object(each) for each in inside]
         rest = _BLOCK.sub("", text).strip()
     calls = []
     for block in blocks:
@@ -76,11 +77,6 @@ def _json_object(text: str) -> JsonObject | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _hermes(inside: str, offered: Mapping[str, JsonObject]) -> JsonObject | None:
-    del offered
-    return _json_object(inside)
 
 
 def _from_start(text: str) -> tuple[JsonObject | None, str]:
@@ -122,8 +118,8 @@ def _typed(value: str, schema: Any) -> Any:
     for read in (json.loads, ast.literal_eval):
         try:
             found = read(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            json.dumps(found)  # Python's sets and bytes have no place in JSON
+        except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        # Python's sets and tuples have no place in JSON.
-        return found if isinstance(found, dict | list | str | int | float | None) else value
+        return found
     return value

@@ -162,6 +162,7 @@ TYPED = {
         ("<parameter=n>null</parameter>", {"n": None}),
         ("<parameter=n>three</parameter>", {"n": "three"}),
         ("<parameter=n>{1, 2}</parameter>", {"n": "{1, 2}"}),
+        ("<parameter=o>{'a': {1}}</parameter>", {"o": "{'a': {1}}"}),
         ("<parameter=s>x</parameter><parameter=n>1</parameter>", {"s": "x", "n": 1}),
         ("", {}),
         ("<parameter=s>never closed", None),

@@ -12,7 +12,6 @@ from ragen_jax.config.load import load_config
 from ragen_jax.configs import sokoban
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.serving.conversation import Message
 from ragen_jax.serving.engine import Engine, Ticket
@@ -94,7 +93,9 @@ def test_a_request_continues_the_latest_of_the_longest_paths_with_its_tools():
 
 def test_nothing_is_left_out_of_a_shared_session():
     calls = [call([1], shown=[ASK, SAID]), call([1], shown=[ASK, SAID]), call([9], shown=[SYSTEM])]
+    calls[2] = dataclasses.replace(calls[2], malformed_calls=2)
     records = as_records(calls, 0, shared=True)
+    assert [record["malformed_calls"] for record in records] == [0, 0, 2]
     assert [len(record["turns"]) for record in records] == [1, 1, 1]
     assert not any(record["left_out"] for record in records)
 
@@ -163,7 +164,6 @@ def test_random_conversations(language_model, conversations):
     config.model.path, config.model.dtype = str(language_model), "float32"
     policy = serve.of_model(str(language_model), load_config(config))
     conversation, close = policy.conversation, policy.conversation.close_id
-    pieces = token_bytes(conversation.tokenizer)
     engine = Engine(
         policy.model,
         policy.params,
@@ -187,8 +187,7 @@ def test_random_conversations(language_model, conversations):
         for client, calls, (messages, start, future) in zip(clients, sessions, asked, strict=True):
             found = future.result()
             ids = [i for i in found.ids.tolist() if i not in policy.endings.ids]
-            text = b"".join(pieces[i] if i < len(pieces) else b"" for i in ids)
-            reply = conversation.read(text.decode(errors="replace")).message
+            reply = conversation.read(conversation.text(ids)).message
             client.said = [*messages, reply]
             calls.append(
                 Call(
