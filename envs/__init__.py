@@ -18,6 +18,7 @@ from ragen_jax.envs.deepcoder import DeepCoder
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
+from ragen_jax.envs.harness import Harness
 from ragen_jax.envs.metamathqa import MetaMathQA
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
@@ -37,6 +38,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "frozen_lake": FrozenLake,
     "game_2048": Game2048,
     "gymnasium": Gymnasium,
+    "harness": Harness,
     "metamathqa": MetaMathQA,
     "reasoning_gym": ReasoningGym,
     "rubik": Rubik,
@@ -52,6 +54,7 @@ ENVS: dict[str, EnvironmentClass] = {
 CODE_OPTIONS = {
     "dataset": ("reward", "step", "tools"),
     "gymnasium": ("id", "module", "maker", "arguments"),
+    "harness": ("function", "command"),
 }
 
 # The members that every environment has; the other members of the contract are optional.

@@ -24,6 +24,7 @@ A language model can train on any object that has the members of `Environment` a
     ToolEnvironment        tools                                       for function calls
     FileEnvironment        fields, list_problems                       for check_data
     ResidentEnvironment    resident                                    for preflight
+    HarnessEnvironment     play, thinks                                where a program plays
 
 The answer format (think and answer tags), the number of actions per turn and the number of turns
 per episode belong to the chat format and the rollout, never to an environment.
@@ -32,8 +33,8 @@ An observation is a text, or an `Observation`: a text with images in it. If an e
 images, a model without a vision tower is refused before anything compiles.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -354,5 +355,58 @@ class DrawingEnvironment(Environment, Protocol):
         """Return the text that `render` would have written instead, as `grounded` reads it.
 
         image: uint8 [height, width, 3], from an `Observation` of this environment
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAccess:
+    """How the program of an episode asks the policy for replies, over the OpenAI API.
+
+    base_url, api_key: as an OpenAI client takes them; the key is that of this episode alone
+    posted: returns what the program has posted to BASE_URL/reward, JSON-like; None: nothing
+    when_over: registers a function that ends what the episode has started. It is called when the
+        episode is over or given up, at once if it is already
+    """
+
+    base_url: str
+    api_key: str
+    posted: Callable[[], Any]
+    when_over: Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessResult:
+    """The result of an episode that a program has played.
+
+    reward: of the whole episode
+    success: whether the task is solved
+    rewards: reward of each request, in the order in which they were sent; empty: `reward` is given
+        for the last
+    info: facts, as in `Step`
+    """
+
+    reward: float
+    success: bool
+    rewards: tuple[float, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class HarnessEnvironment(Environment, Protocol):
+    """An environment whose episodes are played by a program that asks for replies over HTTP.
+
+    Its prompts are those that the program sends: `instructions` are not shown, `step` is never
+    called, and `render` only tells how long a first prompt may be.
+
+    thinks: whether every prompt ends with <think>, as for agents that imitated
+    """
+
+    thinks: bool
+
+    def play(self, state: State, access: ModelAccess) -> HarnessResult:
+        """Play an episode to its end; called in a thread, for several episodes at a time.
+
+        May raise anything: only this episode fails.
         """
         ...

@@ -16,7 +16,6 @@ import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -37,6 +36,7 @@ from ragen_jax.rollout.rows import Endings
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.serving.conversation import Conversation, make_conversation
 from ragen_jax.serving.engine import Engine
+from ragen_jax.serving.loopback import require_uvicorn
 from ragen_jax.serving.record_file import RecordFile
 from ragen_jax.serving.server import Served, make_app
 from ragen_jax.serving.sessions import Budget, Sessions
@@ -163,19 +163,6 @@ def main(argv: Sequence[str]) -> None:
         engine.close()
         if record is not None:
             record.close()
-
-
-def require_uvicorn() -> ModuleType:
-    """Return the module uvicorn.
-
-    Raises:
-      ValueError: it is not installed.
-    """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ValueError("the server needs an extra: pip install 'ragen_jax[serve]'") from error
-    return uvicorn
 
 
 if __name__ == "__main__":

@@ -138,7 +138,8 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
     train; a printed line reports the number of rows left out.
 
     Args:
-      prompt: the field with a text, or with messages as `prompt_text` takes them.
+      prompt: the field with a text, or with messages as `prompt_text` takes them; "": the whole
+        row, as JSON.
       solution: the field with a correct reply, a text; "": no solutions are read.
       split_field: a field whose text is a key of SPLIT_NAMES; "": none.
 
@@ -242,9 +243,10 @@ def _examples(source: Source, prompt: str, solution: str) -> Iterator[dict[str, 
                     f"{where} lacks the field {field} (option {option}); it has {', '.join(row)}"
                 )
         fields = (f"{json.dumps(name)}: {_json(row[name], name, where)}" for name in row)
+        whole = "{" + ", ".join(fields) + "}"
         yield {
-            "row": "{" + ", ".join(fields) + "}",
-            "shown": prompt_text(row[prompt], f"field {prompt} of {where}"),
+            "row": whole,
+            "shown": prompt_text(row[prompt], f"field {prompt} of {where}") if prompt else whole,
             "solution": _text(row[solution], f"field {solution} of {where}") if solution else "",
         }
     if index < 0:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +53,7 @@ from ragen_jax.envs import IncompleteEnvironment, code_hash, find_env, make_env
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import (
     Environment,
+    HarnessEnvironment,
     LiveEnvironment,
     SentenceEnvironment,
     SolvableEnvironment,
@@ -71,6 +73,8 @@ from ragen_jax.rollout.env_calls import Limits
 from ragen_jax.rollout.episode import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.rollout.task import CollectSettings
+from ragen_jax.serving.conversation import make_conversation
+from ragen_jax.serving.harness_chat import harness_chat
 from ragen_jax.storage.cache import content_hash
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
@@ -85,8 +89,8 @@ if TYPE_CHECKING:
 def environment_settings(env: Env) -> dict[str, Any]:
     """Return the JSON-like settings that determine the problems of an environment, for cache names.
 
-    Files of problems (the options `path` and `..._path`) and the sources of a user's environment
-    count by their content, not by their location.
+    Files of problems (the options `path`, `..._path` and `problems`) and the sources of a user's
+    environment count by their content, not by their location.
 
     Raises:
       ValueError: a file cannot be read.
@@ -104,7 +108,10 @@ def hash_option_files(env: Env) -> dict[str, str]:
     """
     found = {}
     for name, value in env.options.items():
-        if (name == "path" or name.endswith("_path")) and value is not None:
+        names_file = name in ("path", "problems") or name.endswith("_path")
+        if name == "problems" and not os.path.exists(str(value)):
+            names_file = False  # a data set of the Hub
+        if names_file and value is not None:
             try:
                 found[name] = content_hash(value)
             except OSError as error:
@@ -180,7 +187,8 @@ def build_environment(env: Env, split: str) -> Environment:
 
     Raises:
       ValueError: the class cannot be found, options or values are unknown, env.actions_per_turn
-        is above 1 for actions that are free text, or a pool has problems that do not recur.
+        is above 1 for actions that are free text, a harness has no env.max_context, or a pool has
+        problems that do not recur.
     """
     try:
         find_env(env.name)
@@ -196,6 +204,11 @@ def build_environment(env: Env, split: str) -> Environment:
         raise ValueError(
             f"config.env.actions_per_turn is {env.actions_per_turn}; accepted: 1, "
             f"because in environment {env.name!r} the whole answer is one action"
+        )
+    if isinstance(environment, HarnessEnvironment) and not env.max_context:
+        raise ValueError(
+            "config.env.max_context is 0; a harness writes prompts of any length, so give the "
+            "maximum number of tokens of a prompt and its reply, such as 4096"
         )
     if env.pool and not resumable(environment):
         raise ValueError(
@@ -219,7 +232,8 @@ def build_chat(
 ) -> chat.Chat:
     """Build the config's `Chat`; the other arguments are those of `make_chat`."""
     limit = config.env.max_context
-    return chat.make_chat(
+    date = None if config.model.date == AUTO else config.model.date
+    found = chat.make_chat(
         tokenizer,
         environment,
         chat.ChatFormat(
@@ -234,8 +248,11 @@ def build_chat(
         ),
         extra_stop_ids=extra_stop_ids,
         images=images,
-        date=None if config.model.date == AUTO else config.model.date,
+        date=date,
     )
+    if not isinstance(environment, HarnessEnvironment):
+        return found
+    return harness_chat(found, make_conversation(tokenizer, thinks=environment.thinks, date=date))
 
 
 def has_reference(config: Config) -> bool:

@@ -32,6 +32,14 @@ def enter_phase(place: str, *, total: int = 0, unit: str = "", since: float | No
     NOW.done, NOW.total, NOW.unit = 0, total, unit
 
 
+def begin_count(total: int, unit: str) -> bool:
+    """Count the units of the phase (`enter_phase`); return False if they are counted already."""
+    if NOW.total:
+        return False
+    NOW.done, NOW.total, NOW.unit = 0, total, unit
+    return True
+
+
 def advance(units: int = 1) -> None:
     """Count finished units of the phase."""
     NOW.done += units

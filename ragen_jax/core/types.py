@@ -42,6 +42,9 @@ class Turn:
     images: tuple[np.ndarray, ...] = ()
     # (first, count) of the ids that replace an image's tokens in the prompt (image_table.py)
     spans: tuple[tuple[int, int], ...] = ()
+    # If a client wrote the prompt: its messages with the reply, and its tools, in OpenAI's format.
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Episode:
     turns: tuple[Turn, ...]
     success: bool
     error: str = ""  # traceback of its environment's failure; "" if it did not fail
+    left_out: int = 0  # tokens that were sampled for it and are in no turn (retries, side calls)
 
 
 REASONING, ACTION = 1, 2

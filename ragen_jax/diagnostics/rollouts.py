@@ -61,11 +61,39 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     for name, measure in rates.items():
         metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
     reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
+    if any(turn.messages for episode in episodes for turn in episode.turns):
+        metrics |= request_metrics(episodes)
     return metrics | {
         "rollout/return": return_E.mean(),
         "rollout/turns": turns_G.sum() / len(episodes),
         "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),
     }
+
+
+def request_metrics(episodes: Sequence[Episode]) -> Metrics:
+    """Return metrics of episodes whose prompts a client wrote.
+
+    Returns:
+      rollout/prefix_reuse, the fraction of the later turns that continue an earlier turn of their
+      episode token by token; rollout/forks, further rows of an episode after its first;
+      rollout/untrained_tokens, sampled tokens of an episode that no turn holds (retries, side
+      calls). The last two are means over episodes; the first is left out without later turns.
+    """
+    later = continued = forks = 0
+    for episode in episodes:
+        ends: set[bytes] = set()  # ids up to and including a reply
+        row = None
+        for index, turn in enumerate(episode.turns):
+            found = any(turn.prompt[: len(end) // 4].tobytes() == end for end in ends if len(end))
+            later, continued = later + (index > 0), continued + found
+            forks += row is not None and turn.prompt[: len(row) // 4].tobytes() != row
+            row = np.concatenate([turn.prompt, turn.sampled]).astype(np.int32).tobytes()
+            ends.add(row)
+    metrics: Metrics = {
+        "rollout/forks": forks / len(episodes),
+        "rollout/untrained_tokens": sum(e.left_out for e in episodes) / len(episodes),
+    }
+    return metrics | ({"rollout/prefix_reuse": continued / later} if later else {})
 
 
 def cut_off_metrics(episodes: Sequence[Episode], max_new_tokens: int) -> Metrics:

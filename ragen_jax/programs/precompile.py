@@ -31,6 +31,7 @@ from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
+from ragen_jax.envs.types import HarnessEnvironment
 from ragen_jax.programs.monitor import THREAD, CompileMonitor
 from ragen_jax.programs.rows import expects_trees, plain_shapes
 from ragen_jax.programs.shapes import RunShapes as Shapes
@@ -155,6 +156,9 @@ def start_programs(
     lengths: set[int] = set()  # tokens of a padded row
     known, expected_rows = True, []
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
+        if isinstance(task.settings.environment, HarnessEnvironment):
+            known = False  # its programs write the prompts
+            continue
         alone, first = turns_per_prompt(c.env) == 1, task.first_prompts
         if task.settings.slots or task.settings.chunk:
             expected = expected_lengths(task.settings.chat, task.first_plays, task.settings.budgets)

@@ -45,6 +45,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+NO_LIMIT = 1e8  # seconds, three years: a time limit for `in_threads` that is never reached
 # End of a message about an environment that raises for every problem.
 SEE_CHECK_DATA = "python -m ragen_jax.check_data names the file and line of each fault"
 
@@ -300,7 +301,7 @@ def _each(
 
     start = time.perf_counter()
     if limits.time_limit:
-        results = _in_threads(guarded, jobs, limits)
+        results = in_threads(guarded, jobs, limits)
     else:
         results = [guarded(job, lambda: None) for job in jobs]
     if clock is not None:
@@ -308,12 +309,20 @@ def _each(
     return results
 
 
-def _in_threads(
-    call: Callable[[Job, Callable[[], None]], Result], jobs: Sequence[Job], limits: Limits
+def in_threads(
+    call: Callable[[Job, Callable[[], None]], Result],
+    jobs: Sequence[Job],
+    limits: Limits,
+    give_up: Callable[[Job], None] = lambda job: None,
 ) -> list[Result | EnvFailure]:
     """Run the jobs in `limits.workers` threads; abandon jobs that do not tick within the limit.
 
     The threads are daemons, so that a thread that hangs does not keep the process alive.
+
+    Args:
+      call: (job, tick) -> result; does not raise.
+      limits: with a time limit.
+      give_up: called with each job that is abandoned.
     """
     changed = threading.Condition()
     waiting = list(reversed(range(len(jobs))))
@@ -353,6 +362,7 @@ def _in_threads(
                 results[index] = _failure(
                     TimeoutError(f"a step took longer than {limits.time_limit:g} s")
                 )
+                give_up(jobs[index])
             hire(min(len(late), len(waiting)))
             if len(results) < len(jobs):
                 oldest = min(ticked.values(), default=now)

@@ -102,6 +102,7 @@ class Play:
     actions_used: int = 0
     success: bool = False
     over: bool = False
+    left_out: int = 0  # as in `Episode`
 
 
 def start_plays(
@@ -138,6 +139,7 @@ def as_episode(play: Play) -> Episode:
         turns=tuple(play.turns),
         success=play.success,
         error=play.error,
+        left_out=play.left_out,
     )
 
 

@@ -26,7 +26,7 @@ from ragen_jax.core.sharding import (
     row_shards,
 )
 from ragen_jax.core.types import Episode, Params
-from ragen_jax.envs.types import State
+from ragen_jax.envs.types import HarnessEnvironment, State
 from ragen_jax.model.attention import LEAST_PREFIX, Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
@@ -84,6 +84,12 @@ def rollout(
     limits = settings.limits
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
+    if isinstance(environment, HarnessEnvironment):
+        # Imported here: the endpoint imports from this package, and its library is an extra.
+        from ragen_jax.serving.play import play_sessions
+
+        play_sessions(model, params, settings, plays, key=key, clock=clock)
+        return [as_episode(play) for play in plays]
     if settings.slots or settings.chunk:
         play_in_slots(model, params, settings, plays, key=key, clock=clock)
         return _everyone([as_episode(play) for play in plays if play.turns])

@@ -17,6 +17,7 @@ vocabulary; in the template's text it has one token.
 
 import functools
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from ragen_jax.rollout.chat import Chat
 # How a reply ends.
 CLOSED, OTHER_STOP, STOP_STRING, TRUNCATED = "closed", "other stop", "stop string", "truncated"
 
+THINK = "<think>"
 # Content of a message: text, or a tuple of its text parts and images (None).
 Content = str | tuple[str | None, ...]
 
@@ -60,6 +62,8 @@ def transcript(
       end: "closed" (by the template's stop token), "other stop" (another stop token), "stop string"
         (rollout.stop), or "truncated" (at rollout.max_new_tokens).
     """
+    if turn.messages:
+        return _recorded(chat, turn)
     opening = chat.text(chat.opening)
     lead, added = chat.template.lead + opening, chat.template.added + opening
     shown = turns[chat.first_shown(turns, turn.message, turn.prompt, turn.spans) :]
@@ -85,6 +89,51 @@ def transcript(
         "reply_exact": np.array_equal(_encode(chat.template, reply), reply_ids),
         "end": _end(chat, turn),
     }
+
+
+def _recorded(chat: Chat, turn: Turn) -> dict[str, Any]:
+    """Return the `transcript` of a turn whose messages a client wrote, as it wrote them.
+
+    prompt_exact tells whether the template's text of these messages has the ids of the prompt. It
+    does not where the client left out reasoning that the prompt repeats, or templates drop it.
+    """
+    *asked, _ = turn.messages
+    tools: list[Any] = list(turn.tools)
+    ids = _reply_ids(chat, turn)
+    lead = THINK if chat.text(turn.prompt).endswith(THINK) else ""
+    try:
+        text = chat.template.tokenizer.apply_chat_template(
+            [_for_template(message) for message in asked],
+            tools=tools or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **ASKED_TO_THINK,
+        )
+        assert isinstance(text, str)
+        added = lead if lead and not text.endswith(THINK) else ""
+        exact = np.array_equal(_encode(chat.template, text + added), turn.prompt)
+    except Exception:  # Jinja's errors, and any error that a template makes it raise
+        added, exact = lead, False
+    return {
+        "messages": list(turn.messages),
+        **({"tools": tools} if tools else {}),
+        "added": added,
+        "prompt_exact": exact,
+        "reply_exact": np.array_equal(_encode(chat.template, chat.text(ids)), ids),
+        "end": _end(chat, turn),
+    }
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's format as templates read it: arguments of calls as objects."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**f, "arguments": json.loads(f["arguments"])}}
+        for call in message["tool_calls"]
+        for f in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def _end(chat: Chat, turn: Turn) -> str:

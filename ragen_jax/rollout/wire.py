@@ -15,6 +15,7 @@ import numpy as np
 from ragen_jax.core.types import Episode, Turn
 
 ARRAYS = {"prompt": np.int32, "sampled": np.int32, "logp": np.float32}  # arrays of a turn
+TUPLES = ("reasoning", "answer", "actions", "messages", "tools")  # fields of a turn
 
 
 def to_bytes(episodes: Sequence[Episode]) -> bytes:
@@ -55,7 +56,7 @@ def from_bytes(data: bytes) -> list[Episode]:
             for name in ARRAYS:
                 start, ends[name] = ends[name], ends[name] + turn[name]
                 turn[name] = arrays[name][start : ends[name]].copy()
-            turn |= {name: tuple(turn[name]) for name in ("reasoning", "answer", "actions")}
+            turn |= {name: tuple(turn[name]) for name in TUPLES}
             turn["spans"] = tuple(map(tuple, turn["spans"]))
             turn["images"] = tuple(images[number] for number in turn["images"])
         episode["turns"] = tuple(Turn(**turn) for turn in episode["turns"])

@@ -80,4 +80,5 @@ def _shown(task: Task, turn: Turn) -> list[str]:
     chat = task.settings.chat
     prompt = one_line(turn.message[-PROMPT:], PROMPT)
     reply = one_line(chat.text(turn.sampled), REPLY)
-    return [f"    prompt: {prompt}", f"    reply: <think>{reply}"]
+    opening = "" if turn.messages and not chat.text(turn.prompt).endswith("<think>") else "<think>"
+    return [f"    prompt: {prompt}", f"    reply: {opening}{reply}"]

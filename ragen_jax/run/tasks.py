@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import jax
+
 from ragen_jax.config.build import (
     build_budgets,
     build_chat,
@@ -26,11 +28,13 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.envs import ENVS
+from ragen_jax.envs.types import HarnessEnvironment
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.rollout.env_calls import EnvFailure, begin, identify
 from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.task import Task
 from ragen_jax.run import datasets
+from ragen_jax.serving.loopback import require_uvicorn
 from ragen_jax.storage.cache import cache_directory
 from ragen_jax.storage.console import console
 
@@ -92,6 +96,10 @@ def _build(
     environment = build_environment(config.env, "train")
     collecting = build_collecting(config)
     limits = build_limits(config.env)
+    if isinstance(environment, HarnessEnvironment):
+        require_uvicorn()
+        if jax.process_count() > 1:
+            raise ValueError(f"environment {name!r} plays in one process, not in several")
     heldout_environment = heldout = None
     if needs_heldout:
         heldout_environment = build_environment(config.env, "eval")

@@ -10,6 +10,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ class Ticket(NamedTuple):
 
     prompt: int32 ids
     most: maximum tokens of the reply, >= 1; prompt and reply fit into the model's positions
-    draw: (session, member, call), which key the random draws
+    draw: (seed, member, call), which key the random draws
     """
 
     prompt: np.ndarray
@@ -83,6 +84,8 @@ class Engine:
         self._waiting = collections.deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.failure: BaseException | None = None  # why the engine has ended by itself
+        self.idle_seconds = 0.0  # in which no reply was running and no request waited
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -127,6 +130,7 @@ class Engine:
                     self._decode(rows, cache)
         except BaseException as error:
             reason = f"the engine has failed: {type(error).__name__}: {error}"
+            self.failure = error
             raise
         finally:
             with self._changed:
@@ -141,8 +145,10 @@ class Engine:
         """Give free rows to waiting requests; wait if there is nothing to do. False: closed."""
         taken = []
         with self._changed:
+            start = time.perf_counter()
             while not self._closed and not self._waiting and not any(r.ticket for r in rows):
                 self._changed.wait()
+            self.idle_seconds += time.perf_counter() - start
             if self._closed:
                 return False
             free = [index for index, row in enumerate(rows) if row.ticket is None]

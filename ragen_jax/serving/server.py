@@ -3,6 +3,7 @@
     POST /v1/chat/completions       with the key as API key, or under /s/KEY/v1/
     POST /v1/completions, /v1/responses
     GET  /v1/models
+    POST /v1/reward                 a number, or an object with the reward: kept with the session
     POST /admin/sessions            with the admin key: opens a session, returns its key
     DELETE /admin/sessions/KEY      with the admin key: ends it and writes its record
 
@@ -32,7 +33,7 @@ from ragen_jax.serving.conversation import Conversation, Message, Reply
 from ragen_jax.serving.engine import Engine, Sampled, Ticket
 from ragen_jax.serving.protocol import Answer, ChatRequest, RequestError
 from ragen_jax.serving.recording import Call, Start, find_start
-from ragen_jax.serving.sessions import Session, Sessions
+from ragen_jax.serving.sessions import CONTEXT_EXCEEDED, Session, Sessions
 from ragen_jax.storage.console import console
 
 MOST_BYTES = 4 * 2**20  # of a request's body
@@ -95,6 +96,11 @@ def make_app(served: Served) -> Starlette:
         answer = await _answer(served, session, asked)
         return JSONResponse(responses.response(answer, int(time.time())))
 
+    async def reward(request: Request) -> Response:
+        session = served.sessions.find(_key(request))
+        session.posted = await _json(request)
+        return JSONResponse({})
+
     async def models(request: Request) -> Response:
         served.sessions.find(_key(request))
         return JSONResponse(protocol.models(served.name, served.positions))
@@ -119,6 +125,7 @@ def make_app(served: Served) -> Starlette:
                     ("/completions", complete, "POST"),
                     ("/responses", respond, "POST"),
                     ("/models", models, "GET"),
+                    ("/reward", reward, "POST"),
                 )
             ),
             Route("/admin/sessions", _guarded(open_session), methods=["POST"]),
@@ -208,7 +215,7 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
     call = Call(
         start.continues, asked.tools, shown, start.prompt, *sampled, finish, reply.malformed_calls
     )
-    session.calls.append(call)
+    session.add(call)
     return _as_answer(served, call, reply)
 
 
@@ -229,7 +236,7 @@ async def _complete(served: Served, session: Session, asked: CompletionRequest) 
     reply = Reply(Message("assistant", text), 0)
     shown = (Message("user", served.conversation.text(prompt.tolist())), reply.message)
     call = Call(start.continues, (), shown, prompt, *sampled, finish)
-    session.calls.append(call)
+    session.add(call)
     return _as_answer(served, call, reply)
 
 
@@ -243,14 +250,15 @@ async def _sample(
     """
     room = served.positions - len(start.prompt)
     if room < 1:
+        session.refused = CONTEXT_EXCEEDED
         raise RequestError(
             # In words that clients look for, to shorten their history.
             f"this model's maximum context length is {served.positions} tokens for a prompt and "
             f"its reply; the prompt has {len(start.prompt)}",
-            code="context_length_exceeded",
+            code=CONTEXT_EXCEEDED,
         )
     most = min(most or served.most, served.most, room)
-    ticket = Ticket(start.prompt, most, (session.number, 0, number))
+    ticket = Ticket(start.prompt, most, (*session.draw, number))
     try:
         return await asyncio.wrap_future(served.engine.submit(ticket))
     except RuntimeError as error:

@@ -4,9 +4,13 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from ragen_jax.serving.protocol import RequestError
 from ragen_jax.serving.recording import Call, as_records
+
+BUDGET_SPENT = "budget_spent"  # codes of errors
+CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +25,19 @@ class Budget:
 class Session:
     """A session: its number, the calls that have been answered, and the calls that were begun.
 
+    draw: (seed, member), which key its random draws
     shared: whether its calls are those of several agents or episodes, so that none is a retry or a
         side call of another
+    refused: code of the last request that was refused because of a limit (budget_spent or
+        context_length_exceeded), after which nothing was answered; "": none
+    posted: what was posted as its reward, JSON-like; None: nothing
     """
 
     number: int
+    draw: tuple[int, int]
     shared: bool = False
+    refused: str = ""
+    posted: Any = None
     calls: list[Call] = dataclasses.field(default_factory=list)
     begun: int = 0
 
@@ -40,9 +51,15 @@ class Session:
         limits = (("calls", self.begun, budget.calls), ("tokens", sampled, budget.tokens))
         for name, used, most in limits:
             if most and used >= most:
-                raise RequestError(f"the session has used its {most} {name}", code="budget_spent")
+                self.refused = BUDGET_SPENT
+                raise RequestError(f"the session has used its {most} {name}", code=BUDGET_SPENT)
         self.begun += 1
         return self.begun - 1
+
+    def add(self, call: Call) -> None:
+        """Add a call that is answered."""
+        self.calls.append(call)
+        self.refused = ""
 
 
 class Sessions:
@@ -58,10 +75,14 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._number = 0
 
-    def open(self, *, shared: bool = False) -> str:
-        """Open a session and return its key; `shared` is as in `Session`."""
+    def open(self, *, shared: bool = False, draw: tuple[int, int] | None = None) -> str:
+        """Open a session and return its key.
+
+        Args:
+          shared, draw: as in `Session`; None: the session's number and 0.
+        """
         key = secrets.token_urlsafe(24)
-        self._by_key[key] = Session(self._number, shared)
+        self._by_key[key] = Session(self._number, draw or (self._number, 0), shared)
         self._number += 1
         return key
 

@@ -182,5 +182,8 @@ def test_every_option_that_imports_is_known_to_name_code(here, name):
             if ran():
                 found.add(option)
     known = set(CODE_OPTIONS.get(name, ()))
-    assert found <= known and known - found <= {"arguments"}  # only engines read it
+    assert found <= known and known - found <= {
+        "arguments",
+        "command",
+    }  # read by engines, and by a shell's rules
     assert not names_code(name)

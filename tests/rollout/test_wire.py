@@ -36,6 +36,8 @@ def random_episodes(rng, count, images=0):
             reward=float(rng.normal()),
             info={"success": bool(rng.integers(2)), "cost": 1e-17, "big": 1 << 80, "why": "\ud83d"},
             images=random_images(rng, images),
+            messages=({"role": "user", "content": "x"},) * int(rng.integers(3)),
+            tools=({"function": {"name": "f", "parameters": {}}},) * int(rng.integers(2)),
         )
 
     return [

@@ -1,0 +1,219 @@
+"""Play the episodes of a harness: programs that ask the policy for replies through an endpoint.
+
+The policy is served while the episodes of a rollout run, and no longer: whatever a program asks for
+after its episode is refused, so that no request ever sees two sets of parameters.
+"""
+
+import contextlib
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+import jax
+
+from ragen_jax.core.clean_text import last_line
+from ragen_jax.core.progress import advance, begin_count
+from ragen_jax.core.types import Params
+from ragen_jax.envs.types import HarnessEnvironment, HarnessResult, ModelAccess, Step
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.template import PromptError
+from ragen_jax.rollout.env_calls import (
+    NO_LIMIT,
+    Clock,
+    EnvFailure,
+    attempt,
+    checked_step,
+    in_threads,
+)
+from ragen_jax.rollout.episode import PROMPT_ERROR, Play, PlaySettings
+from ragen_jax.rollout.rows import Endings
+from ragen_jax.serving.conversation import Message
+from ragen_jax.serving.engine import Engine, Ticket
+from ragen_jax.serving.episodes import as_turns, with_rewards
+from ragen_jax.serving.harness_chat import HarnessChat
+from ragen_jax.serving.loopback import on_loopback
+from ragen_jax.serving.recording import Call
+from ragen_jax.serving.server import Served, make_app
+from ragen_jax.serving.sessions import Budget, Sessions
+
+NAME = "policy"  # of the model, as clients see it
+NO_REQUEST = "the harness sent no request that could be answered"
+
+
+class _Over:
+    """Functions to call when an episode is over or given up."""
+
+    def __init__(self) -> None:
+        self._lock, self._over = threading.Lock(), False
+        self._calls: list[Callable[[], None]] = []
+
+    def register(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._over:
+                self._calls.append(call)
+                return
+        call()
+
+    def end(self) -> None:
+        with self._lock:
+            self._over, calls, self._calls = True, self._calls, []
+        for call in calls:
+            call()
+
+
+@dataclasses.dataclass
+class _Running:
+    """An episode and its session."""
+
+    play: Play
+    key: str
+    over: _Over = dataclasses.field(default_factory=_Over)
+
+
+def play_sessions(
+    model: Qwen,
+    params: Params,
+    settings: PlaySettings,
+    plays: Sequence[Play],
+    *,
+    key: jax.Array,
+    clock: Clock | None,
+) -> None:
+    """Play every episode to its end; call it under the sampling mesh.
+
+    A program that raises, ends with an error, exceeds the time limit or gives no usable result
+    breaks its episode (`Play.error`). If that happens because its last request was refused for a
+    limit of the session (env.max_turns, env.max_context), the episode is sound, with reward 0.
+
+    Args:
+      settings: their environment is a `HarnessEnvironment` and their chat a `HarnessChat`.
+      plays: newly started; those with an error are not run.
+      The others: as in rollout.play.rollout.
+
+    Raises:
+      RuntimeError: sampling has failed.
+    """
+    chat, environment, budgets = settings.chat, settings.environment, settings.budgets
+    assert isinstance(chat, HarnessChat) and isinstance(environment, HarnessEnvironment)
+    limits = settings.limits
+    if not limits.time_limit:
+        limits = dataclasses.replace(limits, time_limit=NO_LIMIT)
+    endings = Endings(chat.stop_ids, chat.stops)
+    engine = Engine(
+        model,
+        params,
+        mesh=jax.sharding.get_mesh(),
+        slots=settings.slots or min(len(plays), limits.workers),
+        longest_reply=budgets.max_new_tokens,
+        sampling=settings.sampling,
+        endings=endings,
+        key=key,
+    )
+    sessions = Sessions(Budget(calls=budgets.max_turns), lambda lines: None)
+    limit = chat.format.max_prompt + budgets.max_new_tokens if chat.format.max_prompt else None
+    served = Served(
+        engine=engine,
+        conversation=chat.conversation,
+        sessions=sessions,
+        name=NAME,
+        positions=min(model.config.max_positions, limit or model.config.max_positions),
+        vocabulary=model.config.vocab_size,
+        most=budgets.max_new_tokens,
+        endings=endings,
+        admin_key=secrets.token_urlsafe(24),
+    )
+    running = [
+        _Running(play, sessions.open(draw=(play.seed, play.member)))
+        for play in plays
+        if not play.error
+    ]
+    counts = begin_count(len(running), "episodes")
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(on_loopback(make_app(served)))
+        stack.callback(engine.close)  # before the server, whose last requests it then refuses
+        stack.callback(lambda: [each.over.end() for each in running])
+
+        def run(each: _Running, tick: Callable[[], None]) -> HarnessResult | EnvFailure:
+            session = sessions.find(each.key)
+            access = ModelAccess(
+                base_url=f"{url}/v1",
+                api_key=each.key,
+                posted=lambda: session.posted,
+                when_over=each.over.register,
+            )
+            result = attempt(lambda: _checked(environment.play(each.play.state, access)))
+            each.over.end()
+            advance(int(counts))
+            return result
+
+        results = in_threads(run, running, limits, give_up=lambda each: each.over.end())
+        for each, result in zip(running, results, strict=True):
+            session = sessions.end(each.key)
+            if isinstance(result, EnvFailure) and session.refused:
+                result = HarnessResult(0.0, False, info={session.refused: True})
+            _finish(each.play, chat, list(session.calls), result)
+        if engine.failure is None:
+            _fill_empty(plays, settings, chat, engine)
+        if clock is not None:
+            clock.seconds += engine.idle_seconds
+    if engine.failure is not None:
+        raise RuntimeError("sampling for the harness has failed") from engine.failure
+
+
+def _checked(result: object) -> HarnessResult:
+    """Return a result whose rewards and facts are usable (env_calls.checked_step).
+
+    Raises:
+      TypeError, ValueError: they are not.
+    """
+    if not isinstance(result, HarnessResult):
+        raise TypeError(f"play must return a HarnessResult, got {type(result).__name__}")
+    for reward in result.rewards:
+        checked_step(Step(None, reward, True, {}))
+    step = checked_step(Step(None, result.reward, True, dict(result.info)))
+    return dataclasses.replace(result, reward=step.reward, info=step.info)
+
+
+def _finish(
+    play: Play, chat: HarnessChat, calls: Sequence[Call], result: HarnessResult | EnvFailure
+) -> None:
+    """Give a play the turns, rewards and outcome of its session."""
+    turns, order, play.left_out = as_turns(chat, calls)
+    play.turns, play.over = turns, True
+    if isinstance(result, EnvFailure):
+        play.error = result.traceback
+    elif turns:
+        try:
+            play.turns = list(with_rewards(turns, order, len(calls), result))
+            play.success = result.success
+        except ValueError as error:
+            play.error = f"ValueError: {error}"
+    else:
+        refused = [name for name in result.info if name != "success"]
+        play.error = f"{PROMPT_ERROR}: {NO_REQUEST}{f' ({refused[0]})' if refused else ''}"
+
+
+def _fill_empty(
+    plays: Sequence[Play], settings: PlaySettings, chat: HarnessChat, engine: Engine
+) -> None:
+    """Give plays without a turn, which have an error, one token in reply to their problem, so that
+    every episode has a turn."""
+    empty = [play for play in plays if not play.turns]
+    prompts = []
+    for play in empty:
+        try:
+            prompt = chat.conversation.prompt([Message("user", str(play.observation))])
+            too_long = len(prompt) > max(chat.format.max_prompt, 1)
+        except PromptError:
+            too_long = True
+        prompts.append(chat.conversation.prompt([Message("user", "")]) if too_long else prompt)
+    futures = [
+        engine.submit(Ticket(prompt, 1, (play.seed, play.member, 0)))
+        for play, prompt in zip(empty, prompts, strict=True)
+    ]
+    for play, prompt, future in zip(empty, prompts, futures, strict=True):
+        sampled = future.result()
+        call = Call(None, (), (Message("user", ""), Message("assistant", "")), prompt, *sampled, "")
+        play.turns, _, _ = as_turns(chat, [call])
+        play.error = play.error or last_line(NO_REQUEST)
