@@ -82,4 +82,5 @@ class Batch:
     weight_B: np.ndarray  # float32, 1 for a real row, 0 for padding
 
 
+LIMIT = "limit"  # key of an info: the limit at which an agent's program failed
 SUCCESS_UNDEFINED = "success_undefined"  # key of an info: True if success is not defined

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.algorithm.rewards import success_is_defined
-from ragen_jax.core.types import Episode, Metrics
+from ragen_jax.core.types import LIMIT, Episode, Metrics
 from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
 
 
@@ -74,10 +74,12 @@ def request_metrics(episodes: Sequence[Episode]) -> Metrics:
     """Return metrics of episodes whose prompts a client wrote.
 
     Returns:
-      rollout/prefix_reuse, the fraction of the later turns that continue an earlier turn of their
-      episode token by token; rollout/forks, further rows of an episode after its first;
-      rollout/untrained_tokens, sampled tokens of an episode that no turn holds (retries, side
-      calls). The last two are means over episodes; the first is left out without later turns.
+      rollout/at_limit, the fraction of episodes whose program failed because a request was refused
+      for a limit of the session, or after its last reply was cut off; rollout/prefix_reuse, the
+      fraction of the later turns that continue an earlier turn of their episode token by token;
+      rollout/forks, further rows of an episode after its first; rollout/untrained_tokens, sampled
+      tokens of an episode that no turn holds (retries, side calls). The last two are means over
+      episodes; prefix_reuse is left out without later turns.
     """
     later = continued = forks = 0
     for episode in episodes:
@@ -89,7 +91,9 @@ def request_metrics(episodes: Sequence[Episode]) -> Metrics:
             forks += row is not None and turn.prompt[: len(row) // 4].tobytes() != row
             row = np.concatenate([turn.prompt, turn.sampled]).astype(np.int32).tobytes()
             ends.add(row)
+    failed = sum(any(LIMIT in turn.info for turn in e.turns) for e in episodes)
     metrics: Metrics = {
+        "rollout/at_limit": failed / len(episodes),
         "rollout/forks": forks / len(episodes),
         "rollout/untrained_tokens": sum(e.left_out for e in episodes) / len(episodes),
     }

@@ -63,6 +63,7 @@ class EnvFailure:
 
     error: str  # one line
     traceback: str
+    timed_out: bool = False  # whether it took longer than the time limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,9 +360,8 @@ def in_threads(
             late = [i for i, since in ticked.items() if now - since >= limits.time_limit]
             for index in late:
                 del ticked[index]
-                results[index] = _failure(
-                    TimeoutError(f"a step took longer than {limits.time_limit:g} s")
-                )
+                late_error = TimeoutError(f"a step took longer than {limits.time_limit:g} s")
+                results[index] = dataclasses.replace(_failure(late_error), timed_out=True)
                 give_up(jobs[index])
             hire(min(len(late), len(waiting)))
             if len(results) < len(jobs):

@@ -32,7 +32,7 @@ from ragen_jax.core.task_shares import (
     measure_each,
     metrics_of_each,
 )
-from ragen_jax.core.types import Batch, Episode, Metrics, Params
+from ragen_jax.core.types import LIMIT, Batch, Episode, Metrics, Params
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import cut_off_metrics, rollout_metrics, selected_metrics
@@ -94,7 +94,7 @@ def play(
 
 
 def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
-    """Report broken episodes.
+    """Report broken episodes, and those whose program failed at a limit.
 
     An environment that breaks too often stops the run. Unusable prompts never stop it: each affects
     a single episode, which is left out and counted.
@@ -110,6 +110,10 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
                 "nothing to learn from; the first: "
             )
         fired.append(Fired("prompts", "warn", words + unusable[0]))
+    limits = [turn.info[LIMIT] for e in episodes for turn in e.turns if LIMIT in turn.info]
+    if limits:
+        words = f"the programs of {len(limits)} of {len(episodes)} episodes of {task.name} failed "
+        fired.append(Fired("errors", "warn", f"{words}at a limit; the first: {limits[0]}"))
     broken = [error for error in all_errors if not is_prompt_error(error)]
     if not broken:
         return fired

@@ -14,7 +14,7 @@ import jax
 
 from ragen_jax.core.clean_text import last_line
 from ragen_jax.core.progress import advance, begin_count
-from ragen_jax.core.types import Params
+from ragen_jax.core.types import LIMIT, Params
 from ragen_jax.envs.types import HarnessEnvironment, HarnessResult, ModelAccess, Step
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.template import PromptError
@@ -37,7 +37,9 @@ from ragen_jax.serving.recording import Call
 from ragen_jax.serving.server import Served, make_app
 from ragen_jax.serving.sessions import Budget, Sessions
 
+CUT_OFF = "max_new_tokens"  # the limit of a reply
 NAME = "policy"  # of the model, as clients see it
+_LISTED: set[str] = set()  # as in `Served`, for all rollouts of the process
 NO_REQUEST = "the harness sent no request that could be answered"
 
 
@@ -83,8 +85,10 @@ def play_sessions(
     """Play every episode to its end; call it under the sampling mesh.
 
     A program that raises, ends with an error, exceeds the time limit or gives no usable result
-    breaks its episode (`Play.error`). If that happens because its last request was refused for a
-    limit of the session (env.max_turns, env.max_context), the episode is sound, with reward 0.
+    breaks its episode (`Play.error`). If its last request was refused for a limit of the session
+    (env.max_turns, env.max_context), or the last reply was cut off, the agent has failed at a
+    limit: the episode is sound, with reward 0, and the last turn's info has the limit and the
+    failure (types.LIMIT).
 
     Args:
       settings: their environment is a `HarnessEnvironment` and their chat a `HarnessChat`.
@@ -111,17 +115,18 @@ def play_sessions(
         key=key,
     )
     sessions = Sessions(Budget(calls=budgets.max_turns), lambda lines: None)
-    limit = chat.format.max_prompt + budgets.max_new_tokens if chat.format.max_prompt else None
+    room = chat.format.max_prompt + budgets.max_new_tokens if chat.format.max_prompt else None
     served = Served(
         engine=engine,
         conversation=chat.conversation,
         sessions=sessions,
         name=NAME,
-        positions=min(model.config.max_positions, limit or model.config.max_positions),
+        positions=min(model.config.max_positions, room or model.config.max_positions),
         vocabulary=model.config.vocab_size,
         most=budgets.max_new_tokens,
         endings=endings,
         admin_key=secrets.token_urlsafe(24),
+        listed=_LISTED,
     )
     running = [
         _Running(play, sessions.open(draw=(play.seed, play.member)))
@@ -150,9 +155,11 @@ def play_sessions(
         results = in_threads(run, running, limits, give_up=lambda each: each.over.end())
         for each, result in zip(running, results, strict=True):
             session = sessions.end(each.key)
-            if isinstance(result, EnvFailure) and session.refused:
-                result = HarnessResult(0.0, False, info={session.refused: True})
-            _finish(each.play, chat, list(session.calls), result)
+            calls = list(session.calls)
+            limit = session.refused or (CUT_OFF if calls and calls[-1].finish == "length" else "")
+            if isinstance(result, EnvFailure) and limit and not result.timed_out:
+                result = HarnessResult(0.0, False, info={LIMIT: f"{limit}: {result.error}"})
+            _finish(each.play, chat, calls, result)
         if engine.failure is None:
             _fill_empty(plays, settings, chat, engine)
         if clock is not None:
@@ -190,8 +197,8 @@ def _finish(
         except ValueError as error:
             play.error = f"ValueError: {error}"
     else:
-        refused = [name for name in result.info if name != "success"]
-        play.error = f"{PROMPT_ERROR}: {NO_REQUEST}{f' ({refused[0]})' if refused else ''}"
+        limit = f" ({result.info[LIMIT]})" if LIMIT in result.info else ""
+        play.error = f"{PROMPT_ERROR}: {NO_REQUEST}{limit}"
 
 
 def _fill_empty(

@@ -48,6 +48,7 @@ class Served:
     positions: of the model, for a prompt and its reply
     vocabulary: number of the model's token ids
     most: maximum tokens of a reply
+    listed: fields of requests that are not read and have been listed on the console
     """
 
     engine: Engine
@@ -59,16 +60,16 @@ class Served:
     most: int
     endings: Endings
     admin_key: str
+    listed: set[str] = dataclasses.field(default_factory=set)
 
 
 def make_app(served: Served) -> Starlette:
     """Return the ASGI application."""
-    unread: set[str] = set()
 
     def list_unread(names: Sequence[str]) -> None:
-        new = set(names) - unread
+        new = set(names) - served.listed
         if new:
-            unread.update(new)
+            served.listed.update(new)
             console(f"fields of requests that are not read: {', '.join(sorted(new))}")
 
     async def chat(request: Request) -> Response:

@@ -24,6 +24,7 @@ from ragen_jax.envs.problems import Draws
 from ragen_jax.model import hf
 from ragen_jax.rollout.env_calls import Limits
 from ragen_jax.rollout.play import rollout
+from ragen_jax.run.stages import errors
 
 pytestmark = pytest.mark.medium
 ROWS = 4096
@@ -119,23 +120,26 @@ def policy(run):
 class Played:
     """Episodes of problems that a `Harness` with the given options plays with a policy."""
 
-    def __init__(self, policy, folder, rows, members=1, time_limit=60.0, turns=TURNS, **options):
+    def __init__(self, policy, folder, rows, *, time_limit=60.0, cut=False, **options):
         rows = [{**row, "split": "train", "row": i} for i, row in enumerate(rows)]
         rows.append({"split": "eval"})
         problems = write_problems(folder / "problems.jsonl", rows)
         environment = Harness(problems=problems, split_field="split", **options)
         settings = policy.tasks[0].settings
+        # A random model hardly ever ends a reply: any token ends one unless they are to be cut off.
+        ends = settings.chat.stop_ids if cut else tuple(range(policy.model.config.vocab_size))
         settings = dataclasses.replace(
             settings,
+            chat=dataclasses.replace(settings.chat, stop_ids=ends),
             environment=environment,
-            budgets=dataclasses.replace(settings.budgets, max_turns=turns),
+            budgets=dataclasses.replace(settings.budgets, max_turns=TURNS),
             limits=Limits(time_limit, 8),
         )
         with jax.set_mesh(make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])):
             self.episodes = rollout(
                 *(policy.model, policy.params, settings, range(len(rows) - 1)),
                 [Problem(row) for row in range(len(rows) - 1)],
-                group_size=members,
+                group_size=1,
                 key=jax.random.key(7),
             )
         self.rewards = [sum(turn.reward for turn in e.turns) for e in self.episodes]
@@ -171,7 +175,7 @@ def test_a_fault_ends_its_own_episode(policy, tmp_path):
         assert error.startswith(expected) and bool(error) == bool(expected), (kind, error)
         assert reward == (1.0 if kind == "sound" else 0.0), kind
         for turn in episode.turns:
-            assert len(turn.sampled) == len(turn.logp) >= 1
+            assert len(turn.sampled) == len(turn.logp) == 1
 
 
 def test_an_episode_does_not_depend_on_the_others(policy, tmp_path):
@@ -191,6 +195,20 @@ def test_an_asynchronous_function_may_send_requests_beside_each_other(policy, tm
     # Both requests have the same prompt and nothing continues them: one is a retry of the other.
     assert [len(episode.turns) for episode in played.episodes] == [1, 1]
     assert all(episode.left_out > 0 for episode in played.episodes)
+
+
+def test_a_failure_after_a_reply_that_was_cut_off_is_the_agents(policy, tmp_path):
+    """Some clients treat such a reply as an error."""
+    rows = [{"kind": kind} for kind in ("crash", "hang", "crash first")]
+    options = dict(function="harness_agents:faulty", time_limit=3.0)
+    played = Played(policy, tmp_path, rows, cut=True, **options)
+    assert played.errors == [
+        *("", "TimeoutError: a step took longer than 3 s", "RuntimeError: it broke")
+    ]
+    (turn,) = played.episodes[0].turns
+    assert turn.info == {"limit": "max_new_tokens: RuntimeError: it broke", "success": False}
+    (fired,) = errors(policy.tasks[0], played.episodes[:1])
+    assert fired.action == "warn" and "1 of 1 episodes of harness failed at a limit" in fired.reason
 
 
 PROGRAMS = {  # name -> (what it does after its request, reward, last line of the error)
