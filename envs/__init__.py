@@ -20,6 +20,7 @@ from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.harness import Harness
 from ragen_jax.envs.metamathqa import MetaMathQA
+from ragen_jax.envs.openenv_server import OpenEnv
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
 from ragen_jax.envs.rubik import Rubik
@@ -40,6 +41,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "gymnasium": Gymnasium,
     "harness": Harness,
     "metamathqa": MetaMathQA,
+    "openenv": OpenEnv,
     "reasoning_gym": ReasoningGym,
     "rubik": Rubik,
     "search_qa": SearchQA,

@@ -14,7 +14,7 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -46,6 +46,15 @@ class Engine(Protocol):
 
     def step(self, action: str) -> EngineStep:
         """Apply an action. Any exception ends the episode."""
+        ...
+
+
+@runtime_checkable
+class ClosingEngine(Engine, Protocol):
+    """An engine that holds something which is scarce, such as a place on a server."""
+
+    def close(self) -> None:
+        """End the episode. Called when only the first observation was needed."""
         ...
 
 
@@ -122,6 +131,8 @@ class EngineEnvironment:
         seed = problem_seed(seed)
         for attempt in range(MAX_DRAWS):
             position = self._start(Draws(seed, attempt, TAG).below(2**31))
+            if position.live is not None and isinstance(position.live.engine, ClosingEngine):
+                position.live.engine.close()
             content = self.identity(position)
             if self.split in (None, split_by_hash(self._name, content)):
                 # Release its engine: held-out problems are kept for a whole run.
