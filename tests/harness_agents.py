@@ -77,8 +77,15 @@ def faulty(problem, base_url, api_key):
     ask(base_url, api_key, messages)
     if kind == "crash":
         raise RuntimeError("it broke")
+    if kind == "slow":
+        time.sleep(1.5)
+        ask(base_url, api_key, [{"role": "user", "content": "done"}])
     if kind == "hang":
         time.sleep(60)
+    if kind == "late":  # goes on after its time limit
+        for number in range(200):
+            time.sleep(0.1)
+            ask(base_url, api_key, [{"role": "user", "content": f"again {number}"}])
     if kind == "greedy":
         while True:
             ask(base_url, api_key, messages)

@@ -15,6 +15,8 @@ With `tools`, a reply may call a function instead of answering, and the next tur
 
     TOOLS = [look_up]  # functions with types and a docstring; --config.env.options.tools=mine:TOOLS
 
+The tools of MCP servers are called in the same way: --config.env.options.mcp="('python x.py',)".
+
 A reply is the text in <answer>. The functions are called in the trainer's process, perhaps in
 several threads (env.time_limit). They must return the same for the same arguments if a run is to
 resume exactly. If a function raises, hangs or returns an invalid value, only its episode fails
@@ -24,7 +26,7 @@ resume exactly. If a function raises, hangs or returns an invalid value, only it
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ from ragen_jax.envs.dataset.functions import (
     reward_function,
     user_function,
 )
+from ragen_jax.envs.dataset.mcp_tools import McpServers, McpSession
 from ragen_jax.envs.dataset.rows import Rows, file_source, hub_source, load_rows, prompt_identity
-from ragen_jax.envs.dataset.tools import Tools, is_call
+from ragen_jax.envs.dataset.tools import Tools, is_call, parse_call
 from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
 from ragen_jax.envs.problems import SPLITS, Draws
 from ragen_jax.envs.types import Step
@@ -58,11 +61,13 @@ class Dialogue:
     """A state: a row, the text of its prompt, and the conversation since.
 
     messages: (role, text) in order: "assistant", then "user" or "tool", and so on
+    session: the episode's MCP servers; None: none has been called
     """
 
     row: int
     prompt: str
     messages: tuple[tuple[str, str], ...] = ()
+    session: McpSession | None = field(default=None, compare=False, repr=False)
 
 
 class Dataset:
@@ -78,6 +83,7 @@ class Dataset:
         from the installed packages
     step: MODULE:FUNCTION that returns the user's next message; "": the episode has one answer
     tools: MODULE:LIST of functions that a reply may call (tools.Tools); "": none
+    mcp: command lines of MCP servers whose tools a reply may call (mcp_tools.McpServers)
     success: reward from which a reply counts as a success, if the function does not say
     solution: the field with a correct reply, a text, which the tiny agent imitates; "": none.
         Without it, the problems of the imitation split are used for training
@@ -101,6 +107,7 @@ class Dataset:
         reward: str = "",
         step: str = "",
         tools: str = "",
+        mcp: Sequence[str] = (),
         success: float = 1.0,
         solution: str = "",
         split_field: str = "",
@@ -126,7 +133,14 @@ class Dataset:
         self._step = user_function("step", step, "messages", "row") if step else None
         self._tools = Tools("tools", tools) if tools else None
         # The chat format shows them (envs.types.ToolEnvironment).
-        self.tools: tuple[dict[str, Any], ...] = self._tools.schemas if self._tools else ()
+        functions = self._tools.schemas if self._tools else ()
+        self._mcp = McpServers(_command_lines(mcp)) if mcp else None
+        of_servers = self._mcp.schemas if self._mcp else ()
+        self.tools: tuple[dict[str, Any], ...] = (*functions, *of_servers)
+        self._function_names = {tool["function"]["name"] for tool in functions}
+        self._tool_names = [tool["function"]["name"] for tool in self.tools]
+        if len(set(self._tool_names)) < len(self._tool_names):
+            raise ValueError(f"a function of {tools} and an mcp tool have the same name")
         self._names, self._success = (reward, step), success
         self._prompt, self._solution = prompt, solution
         self.instructions: str = instructions
@@ -187,15 +201,32 @@ class Dataset:
         invalid return value, and any exception of the functions.
         """
         after = replace(state, messages=(*state.messages, ("assistant", action)))
-        if self._tools is not None and is_call(action):
-            after = replace(after, messages=(*after.messages, ("tool", self._tools.call(action))))
+        if self.tools and is_call(action):
+            said, session = self._call(action, state.session)
+            messages = (*after.messages, ("tool", said))
+            after = replace(after, messages=messages, session=session)
             return Step(after, 0.0, False, {"success": False})
         row = self._rows.row(state.row)
         outcome = self._ask_step(after, row) or self._ask_reward(action, row)
+        if outcome.message is None and state.session is not None:
+            state.session.close()
         if outcome.message is not None:
             after = replace(after, messages=(*after.messages, ("user", outcome.message)))
         info = outcome.info | {"success": outcome.success}
         return Step(after, outcome.reward, outcome.message is None, info)
+
+    def _call(self, action: str, session: McpSession | None) -> tuple[str, McpSession | None]:
+        """Run a call; return the text to show, and the episode's MCP servers after it."""
+        try:
+            name, arguments = parse_call(action, self._tool_names)
+        except ValueError as error:
+            return f"error: {error}", session
+        if name in self._function_names:
+            assert self._tools is not None
+            return self._tools.call(name, arguments), session
+        assert self._mcp is not None
+        session = session or self._mcp.open()
+        return self._mcp.call(session, name, arguments), session
 
     def _ask_step(self, state: Dialogue, row: dict[str, Any]) -> Outcome | None:
         if self._step is None:
@@ -220,6 +251,11 @@ class Dataset:
     def _explain(self, state: Dialogue, plan: Sequence[str]) -> str:
         """Return the expert's reasoning, which only announces the solution."""
         return SOLUTION_PREFIX + " ".join(plan)
+
+
+def _command_lines(mcp: Any) -> tuple[str, ...]:
+    """Return the command lines of MCP servers; one alone may be a text."""
+    return (mcp,) if isinstance(mcp, str) else tuple(mcp)
 
 
 def _words(rows: Rows, count: int) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ragen_jax.core.clean_text import clean_text, error_message
@@ -34,24 +34,11 @@ class Tools:
             raise ValueError(f"{option} {value!r} has two functions of the same name")
         self.schemas: tuple[dict[str, Any], ...] = tuple(schemas)
 
-    def call(self, text: str) -> str:
-        """Run the call that an action contains, and return the text to show.
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Run a function of the list and return the text to show.
 
-        The text is the result, or "error: ..." if the call cannot be parsed, names no tool or
-        wrong arguments, or its function raises.
+        The text is the result, or "error: ..." for wrong arguments and if the function raises.
         """
-        content = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
-        try:
-            call = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            return f"error: a call must be JSON: {error}"
-        if not isinstance(call, dict) or "name" not in call:
-            return 'error: a call must be {"name": ..., "arguments": {...}}'
-        name, arguments = call["name"], call["arguments"] if "arguments" in call else {}
-        if not isinstance(name, str) or name not in self._functions:
-            return f"error: no tool {name!r:.80}; there are: {', '.join(self._functions)}"
-        if not isinstance(arguments, dict):
-            return "error: arguments must be an object"
         function = self._functions[name]
         try:
             inspect.signature(function).bind(**arguments)
@@ -62,6 +49,30 @@ class Tools:
         except (Exception, SystemExit) as error:  # the agent's arguments may cause any of them
             return f"error: {name}: {error_message(error)}"
         return clean_text(result if isinstance(result, str) else json.dumps(result, default=str))
+
+
+def parse_call(text: str, names: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the tool and the arguments of the call that an action contains.
+
+    Args:
+      names: of the tools that there are.
+
+    Raises:
+      ValueError: the call cannot be read, names no tool, or its arguments are not an object.
+    """
+    content = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
+    try:
+        call = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a call must be JSON: {error}") from error
+    if not isinstance(call, dict) or "name" not in call:
+        raise ValueError('a call must be {"name": ..., "arguments": {...}}')
+    name, arguments = call["name"], call.get("arguments", {})
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(f"no tool {name!r:.80}; there are: {', '.join(names)}")
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments must be an object")
+    return name, arguments
 
 
 def is_call(action: str) -> bool:

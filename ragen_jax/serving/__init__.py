@@ -10,4 +10,8 @@ protocol.py      requests, responses and errors of chat completions
 completions.py   the same for prompts as text or token ids
 responses.py     the same for the Responses API
 server.py        the HTTP server
+loopback.py      the server in a thread of this process
+play.py          episodes that programs play through it, while a run samples
+episodes.py      the calls of such an episode as turns
+harness_chat.py  what is reasoning in its replies
 """

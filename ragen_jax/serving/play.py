@@ -35,7 +35,7 @@ from ragen_jax.serving.harness_chat import HarnessChat
 from ragen_jax.serving.loopback import on_loopback
 from ragen_jax.serving.recording import Call
 from ragen_jax.serving.server import Served, make_app
-from ragen_jax.serving.sessions import Budget, Sessions
+from ragen_jax.serving.sessions import Budget, Session, Sessions
 
 CUT_OFF = "max_new_tokens"  # the limit of a reply
 NAME = "policy"  # of the model, as clients see it
@@ -66,11 +66,12 @@ class _Over:
 
 @dataclasses.dataclass
 class _Running:
-    """An episode and its session."""
+    """An episode and its session, which ends with it."""
 
     play: Play
     key: str
-    over: _Over = dataclasses.field(default_factory=_Over)
+    session: Session
+    over: _Over
 
 
 def play_sessions(
@@ -128,11 +129,7 @@ def play_sessions(
         admin_key=secrets.token_urlsafe(24),
         listed=_LISTED,
     )
-    running = [
-        _Running(play, sessions.open(draw=(play.seed, play.member)))
-        for play in plays
-        if not play.error
-    ]
+    running = [_begin(play, sessions) for play in plays if not play.error]
     counts = begin_count(len(running), "episodes")
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(on_loopback(make_app(served)))
@@ -140,11 +137,10 @@ def play_sessions(
         stack.callback(lambda: [each.over.end() for each in running])
 
         def run(each: _Running, tick: Callable[[], None]) -> HarnessResult | EnvFailure:
-            session = sessions.find(each.key)
             access = ModelAccess(
                 base_url=f"{url}/v1",
                 api_key=each.key,
-                posted=lambda: session.posted,
+                posted=lambda: each.session.posted,
                 when_over=each.over.register,
             )
             result = attempt(lambda: _checked(environment.play(each.play.state, access)))
@@ -154,9 +150,10 @@ def play_sessions(
 
         results = in_threads(run, running, limits, give_up=lambda each: each.over.end())
         for each, result in zip(running, results, strict=True):
-            session = sessions.end(each.key)
-            calls = list(session.calls)
-            limit = session.refused or (CUT_OFF if calls and calls[-1].finish == "length" else "")
+            calls = list(each.session.calls)
+            limit = each.session.refused or (
+                CUT_OFF if calls and calls[-1].finish == "length" else ""
+            )
             if isinstance(result, EnvFailure) and limit and not result.timed_out:
                 result = HarnessResult(0.0, False, info={LIMIT: f"{limit}: {result.error}"})
             _finish(each.play, chat, calls, result)
@@ -166,6 +163,17 @@ def play_sessions(
             clock.seconds += engine.idle_seconds
     if engine.failure is not None:
         raise RuntimeError("sampling for the harness has failed") from engine.failure
+
+
+def _begin(play: Play, sessions: Sessions) -> _Running:
+    """Open the session of an episode."""
+    key, over = sessions.open(draw=(play.seed, play.member)), _Over()
+    over.register(lambda: _end(sessions, key))
+    return _Running(play, key, sessions.find(key), over)
+
+
+def _end(sessions: Sessions, key: str) -> None:
+    sessions.end(key)
 
 
 def _checked(result: object) -> HarnessResult:

@@ -4,7 +4,8 @@
     POST /v1/completions, /v1/responses
     GET  /v1/models
     POST /v1/reward                 a number, or an object with the reward: kept with the session
-    POST /admin/sessions            with the admin key: opens a session, returns its key
+    POST /admin/sessions            with the admin key: opens a session, returns its key; the body
+                                    may hold its budget (calls, tokens, seconds)
     DELETE /admin/sessions/KEY      with the admin key: ends it and writes its record
 
 Starlette is a small ASGI library without a framework of its own, and uvicorn serves it; both are
@@ -33,7 +34,7 @@ from ragen_jax.serving.conversation import Conversation, Message, Reply
 from ragen_jax.serving.engine import Engine, Sampled, Ticket
 from ragen_jax.serving.protocol import Answer, ChatRequest, RequestError
 from ragen_jax.serving.recording import Call, Start, find_start
-from ragen_jax.serving.sessions import CONTEXT_EXCEEDED, Session, Sessions
+from ragen_jax.serving.sessions import CONTEXT_EXCEEDED, Budget, Session, Sessions
 from ragen_jax.storage.console import console
 
 MOST_BYTES = 4 * 2**20  # of a request's body
@@ -108,7 +109,8 @@ def make_app(served: Served) -> Starlette:
 
     async def open_session(request: Request) -> Response:
         _require_admin(request, served.admin_key)
-        key = served.sessions.open()
+        asked = await request.body()
+        key = served.sessions.open(budget=_budget(await _json(request)) if asked else None)
         return JSONResponse({"api_key": key, "path": f"/s/{key}/v1"})
 
     async def end_session(request: Request) -> Response:
@@ -154,6 +156,18 @@ def _guarded(handler: Handler) -> Handler:
 async def _not_found(request: Request, error: Exception) -> Response:
     del error
     return JSONResponse(RequestError(f"there is no {request.url.path}", 404).body(), 404)
+
+
+def _budget(asked: object) -> Budget:
+    """Return the budget that the body of a request to open a session asks for."""
+    names = [field.name for field in dataclasses.fields(Budget)]
+    if not isinstance(asked, dict) or not asked.keys() <= set(names):
+        raise RequestError(f"the body must be an object with {', '.join(names)}, or empty")
+    for name, value in asked.items():
+        whole = isinstance(value, int) or (name == "seconds" and isinstance(value, float))
+        if not whole or isinstance(value, bool) or not 0 <= value < 1e9:  # False for NaN
+            raise RequestError(f"{name} is {value!r:.80}; it must be a number of at least 0")
+    return Budget(**asked)
 
 
 def _streamed(events: Sequence[str]) -> Response:
@@ -203,7 +217,7 @@ async def _json(request: Request) -> object:
 
 async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answer:
     """Return the policy's reply to a chat request, which is recorded in the session."""
-    number = session.begin(served.sessions.budget)
+    number = session.begin(time.monotonic())
     try:
         start = find_start(session.calls, served.conversation, asked.messages, asked.tools)
     except PromptError as error:
@@ -222,7 +236,7 @@ async def _answer(served: Served, session: Session, asked: ChatRequest) -> Answe
 
 async def _complete(served: Served, session: Session, asked: CompletionRequest) -> Answer:
     """Return the policy's continuation of a prompt, which is recorded in the session."""
-    number = session.begin(served.sessions.budget)
+    number = session.begin(time.monotonic())
     conversation = served.conversation
     if isinstance(asked.prompt, str):
         try:

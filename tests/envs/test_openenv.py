@@ -99,7 +99,7 @@ def test_tools_of_a_server():
         state = environment.reset(0)
         for inside, shown in (
             ('{"name": "add", "arguments": {"a": 1, "b": 2}}', "3"),
-            ('{"name": "sub", "arguments": {}}', "error: Unknown tool: 'sub'"),
+            ('{"name": "sub", "arguments": {}}', "error: no tool 'sub'; there are: add"),
             ("add", "error: a call must be JSON"),
             ('["add"]', "error: a call must be "),
         ):

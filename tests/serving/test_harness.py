@@ -25,6 +25,7 @@ from ragen_jax.model import hf
 from ragen_jax.rollout.env_calls import Limits
 from ragen_jax.rollout.play import rollout
 from ragen_jax.run.stages import errors
+from ragen_jax.serving.sessions import Session
 
 pytestmark = pytest.mark.medium
 ROWS = 4096
@@ -120,7 +121,7 @@ def policy(run):
 class Played:
     """Episodes of problems that a `Harness` with the given options plays with a policy."""
 
-    def __init__(self, policy, folder, rows, *, time_limit=60.0, cut=False, **options):
+    def __init__(self, policy, folder, rows, *, time_limit=60.0, cut=False, workers=8, **options):
         rows = [{**row, "split": "train", "row": i} for i, row in enumerate(rows)]
         rows.append({"split": "eval"})
         problems = write_problems(folder / "problems.jsonl", rows)
@@ -133,7 +134,7 @@ class Played:
             chat=dataclasses.replace(settings.chat, stop_ids=ends),
             environment=environment,
             budgets=dataclasses.replace(settings.budgets, max_turns=TURNS),
-            limits=Limits(time_limit, 8),
+            limits=Limits(time_limit, workers),
         )
         with jax.set_mesh(make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])):
             self.episodes = rollout(
@@ -176,6 +177,26 @@ def test_a_fault_ends_its_own_episode(policy, tmp_path):
         assert reward == (1.0 if kind == "sound" else 0.0), kind
         for turn in episode.turns:
             assert len(turn.sampled) == len(turn.logp) == 1
+
+
+def test_an_episode_sends_no_requests_after_its_end(policy, tmp_path, monkeypatch):
+    """One that has exceeded its time limit is over, though others are still played."""
+    ends = []
+    add = Session.add
+
+    def timed(session, call):
+        ends.append((session.draw[0], time.monotonic()))
+        add(session, call)
+
+    monkeypatch.setattr(Session, "add", timed)
+    monkeypatch.setattr(sys.modules[__name__], "TURNS", 1000)
+    rows = [{"kind": "late"}, {"kind": "slow"}, {"kind": "slow"}]
+    start = time.monotonic()
+    options = dict(function="harness_agents:faulty", time_limit=2.0, workers=2)
+    played = Played(policy, tmp_path, rows, **options)
+    assert [bool(error) for error in played.errors] == [True, False, False]
+    last = {seed: when - start for seed, when in ends}
+    assert last[0] < 2.6 < last[2]
 
 
 def test_an_episode_does_not_depend_on_the_others(policy, tmp_path):

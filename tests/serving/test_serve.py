@@ -225,7 +225,7 @@ def test_a_reply_is_as_short_as_asked_and_cut_at_the_clients_stop(running):
     middle = next((c for c in text[1:] if c not in text[:1]), None)
     assert middle is not None
     other = running.client()
-    running.sessions.find(other.api_key).number = running.sessions.find(client.api_key).number
+    running.sessions.find(other.api_key).draw = running.sessions.find(client.api_key).draw
     cut = ask(other, stop=[middle], **EXTRA)  # the same draws
     assert ids_of(cut) == ids_of(answer)  # what was sampled stays
     assert cut.choices[0].message.content == text[: text.index(middle)]
@@ -346,6 +346,37 @@ def test_a_budget_ends_a_session_with_an_error_that_is_not_retried(policy):
         ask(client)
     ask(server.client())  # another session has its own
     server.stop()
+
+
+BUDGETS = [  # the body of a request to open a session, its second request
+    (None, None),
+    ({"calls": 1}, "has used its 1 calls"),
+    ({"tokens": 1}, "has used its 1 tokens"),
+    ({"seconds": 1e-6}, "has used its 1e-06 seconds"),
+    ({"calls": 5, "tokens": 5000, "seconds": 600.0}, None),
+]
+
+
+@pytest.mark.parametrize(("budget", "message"), BUDGETS)
+def test_a_session_may_be_opened_with_a_budget(running, budget, message):
+    content = None if budget is None else json.dumps(budget).encode()
+    _, made = send(f"{running.url}/admin/sessions", key="admin", content=content)
+    client = running.client(key=made["api_key"])
+    ask(client)
+    if message is None:
+        assert ask(client).choices
+    else:
+        with pytest.raises(openai.BadRequestError, match=message):
+            ask(client)
+
+
+@pytest.mark.parametrize(
+    "budget", [[], {"turns": 1}, {"calls": -1}, {"calls": 1.5}, {"seconds": "1"}, {"calls": True}]
+)
+def test_budgets_that_are_refused(running, budget):
+    content = json.dumps(budget).encode()
+    status, body = send(f"{running.url}/admin/sessions", key="admin", content=content)
+    assert status == 400 and "must be" in body["error"]["message"]
 
 
 def test_bodies_that_are_broken_or_too_long(running):
