@@ -22,7 +22,7 @@ from ragen_jax.envs import make_env
 from ragen_jax.serving.loopback import on_loopback
 
 pytestmark = pytest.mark.medium
-GAMES = Path(__file__).parents[1] / "openenv_games.py"
+GAMES = Path(__file__).parents[1] / "openenv_games_script.py"
 HERE = sys.executable if importlib.util.find_spec("openenv") else None
 PYTHON = os.environ.get("OPENENV_PYTHON", HERE)
 needs_package = pytest.mark.skipif(PYTHON is None, reason="needs the package openenv")

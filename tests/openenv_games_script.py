@@ -1,4 +1,4 @@
-"""Environments for servers of the `openenv` package: python openenv_games.py KIND PORT."""
+"""Environments for servers of the `openenv` package: python openenv_games_script.py KIND PORT."""
 
 import sys
 
