@@ -1,4 +1,4 @@
-"""The wire of OpenEnv's servers, for tests without the package: `Numbers` of openenv_games_script.py."""
+"""The wire of OpenEnv's servers, for tests without the package: openenv_games_script.Numbers."""
 
 import json
 

@@ -18,7 +18,7 @@ from ragen_jax.config import command_line as command
 from ragen_jax.core.clean_text import clean_text
 from ragen_jax.core.types import Episode
 from ragen_jax.diagnostics.stopping import Fired
-from ragen_jax.envs.dataset.tools import Tools
+from ragen_jax.envs.dataset.tools import Tools, parse_call
 from ragen_jax.envs.types import Step
 from ragen_jax.report.page import write_report
 from ragen_jax.rollout.chat import ChatFormat, make_chat
@@ -158,13 +158,20 @@ def test_tools(name, monkeypatch):
     module = SimpleNamespace(TOOLS=[look_up])
     monkeypatch.setitem(sys.modules, "hostile_tools", module)
     tools = Tools("tools", "hostile_tools:TOOLS")
+
+    def called(action):
+        try:
+            return tools.call(*parse_call(action, ["look_up"]))
+        except ValueError as error:
+            return f"error: {error}"
+
     for query in ("a", "raise", text):
         call_ = json.dumps({"name": "look_up", "arguments": {"query": query}})
-        assert clean_text(text)[:100] in tools.call(f"<tool_call>{call_}</tool_call>")
+        assert clean_text(text)[:100] in called(f"<tool_call>{call_}</tool_call>")
     for call_ in (text, json.dumps({"name": text}), json.dumps({"name": "look_up", text: 1})):
-        assert tools.call(f"<tool_call>{call_}</tool_call>").encode()
+        assert called(f"<tool_call>{call_}</tool_call>").encode()
     arguments = json.dumps({"name": "look_up", "arguments": {text: 1}})
-    assert tools.call(f"<tool_call>{arguments}</tool_call>").startswith("error: look_up")
+    assert called(f"<tool_call>{arguments}</tool_call>").startswith("error: look_up")
 
 
 def rows_of(text):

@@ -10,8 +10,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import os
 import shlex
+import subprocess
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
@@ -125,11 +125,10 @@ class _Connection:
         program, *rest = words
         server = mcp.StdioServerParameters(command=program, args=rest)
         try:
-            with open(os.devnull, "w") as nowhere:  # servers log every call
-                streams = mcp.stdio_client(server, errlog=nowhere)
-                async with mcp.Client(streams, read_timeout_seconds=SECONDS) as client:
-                    ready.set_result(client)
-                    await self._stop.wait()
+            streams = mcp.stdio_client(server, errlog=subprocess.DEVNULL)  # they log every call
+            async with mcp.Client(streams, read_timeout_seconds=SECONDS) as client:
+                ready.set_result(client)
+                await self._stop.wait()
         except BaseException as error:
             if ready.done():
                 raise

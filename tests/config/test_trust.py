@@ -182,8 +182,6 @@ def test_every_option_that_imports_is_known_to_name_code(here, name):
             if ran():
                 found.add(option)
     known = set(CODE_OPTIONS.get(name, ()))
-    assert found <= known and known - found <= {
-        "arguments",
-        "command",
-    }  # read by engines, and by a shell's rules
+    # These are arguments of engines, and command lines.
+    assert found <= known and known - found <= {"arguments", "command", "mcp"}
     assert not names_code(name)
