@@ -78,6 +78,16 @@ def _play(setting, agent, tokenizer, seeds, members):
         budgets=setting.budgets,
         sampling=Sampling(temperature=1.0),
         limits=Limits(600.0, SESSIONS),
+        first_prompt=len(
+            setting.chat.prompt_ids(
+                (),
+                setting.chat.observe(
+                    setting.environment.render(setting.environment.reset(seeds[0])),
+                    actions_used=0,
+                    last_valid=True,
+                ),
+            )
+        ),
     )
     with jax.set_mesh(make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])):
         episodes = rollout(

@@ -24,7 +24,7 @@ from ragen_jax.rollout.pages import Cache, cache_sizes
 from ragen_jax.rollout.rows import Endings, Row, begin_replies, common, decode_rows
 from ragen_jax.rollout.sample import episode_keys
 
-FIRST_PROMPT = 512  # tokens that the first page of the cache has room for
+FIRST_PROMPT = 512  # tokens
 
 
 class Ticket(NamedTuple):
@@ -62,6 +62,7 @@ class Engine:
       model, params: the policy, whose parameters are on `mesh`.
       slots: number of rows, the requests that are served at a time.
       longest_reply: tokens of the longest expected reply, for the length of chunks.
+      first_prompt: tokens that the first page of the cache has room for.
       key: typed key of the random draws.
     """
 
@@ -73,6 +74,7 @@ class Engine:
         mesh: jax.sharding.Mesh,
         slots: int,
         longest_reply: int,
+        first_prompt: int = FIRST_PROMPT,
         sampling: Sampling,
         endings: Endings,
         key: jax.Array,
@@ -80,6 +82,7 @@ class Engine:
         self._model, self._params, self._mesh = model, params, mesh
         self._sampling, self._endings, self._key = sampling, endings, key
         self._slots, self._longest_reply = slots, longest_reply
+        self._first_prompt = first_prompt
         self._waiting: collections.deque[tuple[Ticket, concurrent.futures.Future[Sampled]]]
         self._waiting = collections.deque()
         self._changed = threading.Condition()
@@ -120,7 +123,7 @@ class Engine:
                     slots=self._slots,
                     chunk=0,
                     episodes=self._slots,
-                    prompt=FIRST_PROMPT,
+                    prompt=self._first_prompt,
                     max_new_tokens=self._longest_reply,
                     compact=False,
                 )

@@ -29,7 +29,7 @@ from ragen_jax.rollout.env_calls import (
 from ragen_jax.rollout.episode import PROMPT_ERROR, Play, PlaySettings
 from ragen_jax.rollout.rows import Endings
 from ragen_jax.serving.conversation import Message
-from ragen_jax.serving.engine import Engine, Ticket
+from ragen_jax.serving.engine import FIRST_PROMPT, Engine, Ticket
 from ragen_jax.serving.episodes import as_turns, with_rewards
 from ragen_jax.serving.harness_chat import HarnessChat
 from ragen_jax.serving.loopback import on_loopback
@@ -111,6 +111,7 @@ def play_sessions(
         mesh=jax.sharding.get_mesh(),
         slots=settings.slots or min(len(plays), limits.workers),
         longest_reply=budgets.max_new_tokens,
+        first_prompt=settings.first_prompt or FIRST_PROMPT,
         sampling=settings.sampling,
         endings=endings,
         key=key,
