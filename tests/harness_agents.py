@@ -78,7 +78,7 @@ def faulty(problem, base_url, api_key):
     if kind == "crash":
         raise RuntimeError("it broke")
     if kind == "slow":
-        time.sleep(1.5)
+        time.sleep(0.5)
         ask(base_url, api_key, [{"role": "user", "content": "done"}])
     if kind == "hang":
         time.sleep(60)
