@@ -316,3 +316,14 @@ def test_a_run_that_ends_between_steps_resumes_with_the_same_figures(language_mo
         np.testing.assert_array_equal(whole.metrics[name], resumed.metrics[name])
     for a, b in zip(episodes(whole, 2), episodes(resumed, 2), strict=True):
         assert [t["sampled_ids"] for t in a["turns"]] == [t["sampled_ids"] for t in b["turns"]]
+
+
+def test_check_data_does_not_run_the_program(tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", ASKS)
+    code, out, err = call(
+        *("ragen_jax.check_data", "--config=harness", f"--config.env.options.problems={problems}"),
+        "--config.env.options.function=harness_agents:faulty",
+    )
+    assert (code, err) == (0, "")
+    assert "the problems are played by a program, which is not run here" in out
+    assert '{"ask": "problem ' in out
