@@ -83,7 +83,7 @@ def faulty(problem, base_url, api_key):
     if kind == "hang":
         time.sleep(60)
     if kind == "late":  # goes on after its time limit
-        for number in range(200):
+        for number in range(400):
             time.sleep(0.1)
             ask(base_url, api_key, [{"role": "user", "content": f"again {number}"}])
     if kind == "greedy":

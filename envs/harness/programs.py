@@ -10,12 +10,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from ragen_jax.core.clean_text import last_line
 from ragen_jax.envs.types import ModelAccess
 
 KEPT_OUTPUT = 1 << 16  # bytes kept of each output, the last ones
 CHUNK = 1 << 16  # bytes read at once
 LAST_READS = 256  # reads of what is left in the pipes after the program has ended
-SHOWN = 500  # characters of the errors that a message shows
+SHOWN = 300  # characters of a program's last line of errors that a message shows
 
 
 def run_program(
@@ -55,8 +56,10 @@ def run_program(
     finally:
         status = group.end()
     if status:
-        said = errors.decode(errors="replace").strip()[-SHOWN:]
-        raise RuntimeError(f"{command[0]} ended with status {status}: {said or 'no message'}")
+        said = errors.decode(errors="replace").strip()  # the last line of a traceback says most
+        raise RuntimeError(
+            f"{command[0]} ended with status {status}: {last_line(said)[:SHOWN] or 'no message'}"
+        )
     return _last_value(printed)
 
 

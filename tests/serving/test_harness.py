@@ -151,7 +151,7 @@ FAULTS = {  # kind -> (number of turns, last line of the error)
     "silent": (1, "PromptError: the harness sent no request that could be answered"),
     "crash first": (1, "RuntimeError: it broke"),
     "crash": (1, "RuntimeError: it broke"),
-    "hang": (1, "TimeoutError: a step took longer than 3 s"),
+    "hang": (1, "TimeoutError: a step took longer than 8 s"),
     # Its requests are the same until its budget is spent: the agent fails, not the environment.
     "greedy": (1, ""),
     "long": (1, ""),
@@ -166,8 +166,8 @@ FAULTS = {  # kind -> (number of turns, last line of the error)
 def test_a_fault_ends_its_own_episode(policy, tmp_path):
     rows = [{"kind": kind} for kind in FAULTS]
     start = time.monotonic()
-    played = Played(policy, tmp_path, rows, time_limit=3.0, function="harness_agents:faulty")
-    assert time.monotonic() - start < 30
+    played = Played(policy, tmp_path, rows, time_limit=8.0, function="harness_agents:faulty")
+    assert time.monotonic() - start < 45
     for kind, episode, error, reward in zip(
         FAULTS, played.episodes, played.errors, played.rewards, strict=True
     ):
@@ -192,7 +192,7 @@ def test_an_episode_sends_no_requests_after_its_end(policy, tmp_path, monkeypatc
     monkeypatch.setattr(Session, "add", noted)
     monkeypatch.setattr(sys.modules[__name__], "TURNS", 1000)
     rows = [{"kind": "late"}, {"kind": "slow"}, {"kind": "slow"}]
-    options = dict(function="harness_agents:faulty", time_limit=4.0, workers=1)
+    options = dict(function="harness_agents:faulty", time_limit=8.0, workers=1)
     played = Played(policy, tmp_path, rows, **options)
     assert [bool(error) for error in played.errors] == [True, False, False]
     # The second begins when the first is given up.
@@ -202,7 +202,7 @@ def test_an_episode_sends_no_requests_after_its_end(policy, tmp_path, monkeypatc
 def test_an_episode_does_not_depend_on_the_others(policy, tmp_path):
     """Same draws, whichever episodes run beside it, and whatever becomes of them."""
     rows = [{"kind": kind} for kind in ("sound", "crash", "hang", "sound")]
-    together = Played(policy, tmp_path, rows, time_limit=3.0, function="harness_agents:faulty")
+    together = Played(policy, tmp_path, rows, time_limit=8.0, function="harness_agents:faulty")
     alone = Played(policy, tmp_path, rows[:1], function="harness_agents:faulty")
     (turn,), (other,) = alone.episodes[0].turns, together.episodes[0].turns
     np.testing.assert_array_equal(turn.sampled, other.sampled)
@@ -221,10 +221,10 @@ def test_an_asynchronous_function_may_send_requests_beside_each_other(policy, tm
 def test_a_failure_after_a_reply_that_was_cut_off_is_the_agents(policy, tmp_path):
     """Some clients treat such a reply as an error."""
     rows = [{"kind": kind} for kind in ("crash", "hang", "crash first")]
-    options = dict(function="harness_agents:faulty", time_limit=3.0)
+    options = dict(function="harness_agents:faulty", time_limit=8.0)
     played = Played(policy, tmp_path, rows, cut=True, **options)
     assert played.errors == [
-        *("", "TimeoutError: a step took longer than 3 s", "RuntimeError: it broke")
+        *("", "TimeoutError: a step took longer than 8 s", "RuntimeError: it broke")
     ]
     (turn,) = played.episodes[0].turns
     assert turn.info == {"limit": "max_new_tokens: RuntimeError: it broke", "success": False}
@@ -239,7 +239,7 @@ PROGRAMS = {  # name -> (what it does after its request, reward, last line of th
     "silent": ("", 0.0, "gave no reward"),
     "loud": ("sys.stdout.write('x' * 10**8); print(); print(0.75)", 0.75, ""),
     "forks": ("os.fork() or __import__('time').sleep(99); print(0.5)", 0.5, ""),
-    "hangs": ("__import__('time').sleep(99)", 0.0, "TimeoutError: a step took longer than 5 s"),
+    "hangs": ("__import__('time').sleep(99)", 0.0, "TimeoutError: a step took longer than 10 s"),
     "is killed": ("os.kill(os.getpid(), 9)", 0.0, "ended with status -9"),
     "secret": ("print(float('HIDDEN' in os.environ or 'PATH' not in os.environ))", 0.0, ""),
     "problem": ("print(problem['row'])", 9.0, ""),
@@ -254,7 +254,7 @@ def test_a_program_plays(policy, tmp_path, monkeypatch, name):
     file.write_text(program(rest))
     rows = [{"name": name}] * 10
     rows = rows if name == "problem" else rows[:1]
-    played = Played(policy, tmp_path, rows, time_limit=5.0, command=f"{sys.executable} {file}")
+    played = Played(policy, tmp_path, rows, time_limit=10.0, command=f"{sys.executable} {file}")
     assert played.rewards[-1] == reward
     assert error in played.errors[-1] and bool(error) == bool(played.errors[-1])
     assert not left_behind(str(file))
