@@ -23,7 +23,7 @@ from typing import Any
 
 from ragen_jax.core.clean_text import one_line
 from ragen_jax.core.http_json import max_values, parse_json
-from ragen_jax.envs.dataset.tools import is_call, parse_call
+from ragen_jax.envs.dataset.tools import function_schema, is_call, parse_call
 from ragen_jax.envs.engines import ClosingEngine, EngineEnvironment, EngineStep
 from ragen_jax.envs.options import finite_number, text
 from ragen_jax.envs.scalars import plain_scalar
@@ -194,14 +194,14 @@ class _Socket:
         self.close()
 
     def connect(self) -> None:
-        client = require_websockets()
+        client = _websockets("sync.client")
         try:
             self._socket = self._stack.enter_context(
                 client.connect(
                     self._url, open_timeout=self._seconds, max_size=MAX_BYTES, proxy=None
                 )
             )
-        except Exception as error:  # the library's own kinds, without a common base class
+        except (OSError, _websockets("exceptions").WebSocketException) as error:
             raise ConnectionError(f"no WebSocket at {self._url}: {error}") from error
 
     def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -211,13 +211,14 @@ class _Socket:
           ServerError: the answer is an error.
           ConnectionError: there is no answer, or none that can be read.
         """
+        broken = _websockets("exceptions").WebSocketException
         try:
-            with contextlib.suppress(Exception):  # a server may have said why it has closed
+            with contextlib.suppress(broken):  # a server may have said why it has closed
                 self._socket.send(json.dumps({"type": kind, "data": data}))
             received = self._socket.recv(timeout=self._seconds)
         except TimeoutError as error:
             raise ConnectionError(f"no answer within {self._seconds:g} s") from error
-        except Exception as error:  # as above
+        except (OSError, broken) as error:
             raise ConnectionError(f"the connection broke: {error}") from error
         raw = received.encode() if isinstance(received, str) else received
         answer = parse_json(raw, max_values=max_values(MAX_BYTES))
@@ -269,7 +270,8 @@ class _Episode(ClosingEngine):
     def step(self, action: str) -> EngineStep:
         goes_on = {"success": False}
         if self._server.tools and not is_call(action):  # an answer is final
-            return self._over(action)
+            self.close()
+            return EngineStep("", 0.0, True, {"success": self._total >= self._least})
         try:
             data = self._server.action(action)
             answer = self._socket.ask("step", data)
@@ -288,21 +290,15 @@ class _Episode(ClosingEngine):
         info = {"success": self._total >= self._least}
         return EngineStep("" if done else _shown(answer), reward, done, info)
 
-    def _over(self, answer: str) -> EngineStep:
-        """End an episode whose agent has answered instead of calling a tool."""
-        del answer
-        self._socket.close()
-        return EngineStep("", 0.0, True, {"success": self._total >= self._least})
 
-
-def require_websockets() -> Any:
-    """Return the module of the WebSocket client.
+def _websockets(module: str) -> Any:
+    """Return a module of the WebSocket client's package.
 
     Raises:
       ValueError: it is not installed.
     """
     try:
-        return importlib.import_module("websockets.sync.client")
+        return importlib.import_module(f"websockets.{module}")
     except ImportError as error:
         raise ValueError("OpenEnv needs an extra: pip install 'ragen_jax[openenv]'") from error
 
@@ -336,5 +332,4 @@ def _schema(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool of a server in OpenAI's form."""
     empty = {"type": "object", "properties": {}}
     parameters = tool.get("input_schema") or tool.get("inputSchema") or empty
-    described = {"name": tool["name"], "description": tool.get("description") or ""}
-    return {"type": "function", "function": {**described, "parameters": parameters}}
+    return function_schema(tool["name"], tool.get("description"), parameters)

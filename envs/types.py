@@ -372,7 +372,7 @@ class ModelAccess:
     base_url: str
     api_key: str
     posted: Callable[[], Any]
-    when_over: Callable[[Callable[[], None]], None]
+    when_over: Callable[[Callable[[], object]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +381,8 @@ class HarnessResult:
 
     reward: of the whole episode
     success: whether the task is solved
-    rewards: reward of each request, in the order in which they were sent; empty: `reward` is given
-        for the last
+    rewards: reward of each request, in the order in which they were answered; empty: `reward` is
+        given for the last
     info: facts, as in `Step`
     """
 

@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
         endings=policy.endings,
         key=stream_key(Purpose.SERVE, config.eval.seed),
     )
-    sessions = Sessions(Budget(), (lambda line: None) if record is None else record.write)
+    sessions = Sessions(Budget(), None if record is None else record.write)
     served = Served(
         engine=engine,
         conversation=policy.conversation,

@@ -40,7 +40,14 @@ from ragen_jax.envs.dataset.functions import (
     user_function,
 )
 from ragen_jax.envs.dataset.mcp_tools import McpServers, McpSession
-from ragen_jax.envs.dataset.rows import Rows, file_source, hub_source, load_rows, prompt_identity
+from ragen_jax.envs.dataset.rows import (
+    Rows,
+    file_source,
+    hub_source,
+    load_rows,
+    prompt_identity,
+    rows_of_split,
+)
 from ragen_jax.envs.dataset.tools import Tools, is_call, parse_call
 from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
 from ragen_jax.envs.problems import SPLITS, Draws
@@ -156,15 +163,7 @@ class Dataset:
         if not solution:
             splits = np.where(splits == "imitation", "train", splits)
         self._splits = splits
-        self._split_rows = np.flatnonzero(
-            splits != "" if self.split is None else splits == self.split
-        )
-        if not len(self._split_rows):
-            counts = ", ".join(f"{np.sum(splits == name)} of {name}" for name in SPLITS)
-            raise ValueError(
-                f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
-                "name each one's split in a field (split_field)"
-            )
+        self._split_rows = rows_of_split(splits, self.split, source.name)
         # Members that the tiny agent needs (envs.types.SolvableEnvironment).
         self.solvable_by = "name the field with a right reply: --config.env.options.solution=FIELD"
         if solution:

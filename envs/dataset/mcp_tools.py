@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ragen_jax.core.clean_text import clean_text, error_message, one_line
+from ragen_jax.envs.dataset.tools import function_schema
 
 SECONDS = 60.0  # for an answer, and for the start of a server
 SECONDS_TO_END = 5.0  # for a server
@@ -82,7 +83,7 @@ class McpSession:
         client, found, cursor = self._client(number), [], None
         for _ in range(PAGES):
             page = _ask(client.list_tools(cursor=cursor))
-            found += [_schema(tool) for tool in page.tools]
+            found += [function_schema(t.name, t.description, t.input_schema) for t in page.tools]
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -163,11 +164,6 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error_message(error)
-
-
-def _schema(tool: Any) -> dict[str, Any]:
-    described = {"name": tool.name, "description": tool.description or ""}
-    return {"type": "function", "function": {**described, "parameters": tool.input_schema}}
 
 
 def _words(command: str) -> list[str]:

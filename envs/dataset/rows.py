@@ -183,6 +183,26 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
     return Rows(examples, np.array([split_of[letter] for letter in stored_splits["letters"]]))
 
 
+def rows_of_split(splits: np.ndarray, split: str | None, name: str) -> np.ndarray:
+    """Return the indices of the rows of a split; None: of all rows that are not left out.
+
+    Args:
+      splits: split of each row; "" if it is left out.
+      name: of the source, for messages.
+
+    Raises:
+      ValueError: the split has no row.
+    """
+    found = np.flatnonzero(splits != "" if split is None else splits == split)
+    if not len(found):
+        counts = ", ".join(f"{np.sum(splits == each)} of {each}" for each in SPLITS)
+        raise ValueError(
+            f"{name} has no row of split {split!r} ({counts}); give more rows, or name each one's "
+            "split in a field (split_field)"
+        )
+    return found
+
+
 def prompt_identity(shown: str) -> str:
     """Return the identity of a prompt: case and spaces do not count."""
     return " ".join(shown.lower().split())

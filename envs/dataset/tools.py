@@ -75,6 +75,12 @@ def parse_call(text: str, names: Collection[str]) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+def function_schema(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
+    """Return the schema of a tool in OpenAI's form, which chat templates read."""
+    described = {"name": name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
 def is_call(action: str) -> bool:
     """Whether an action is a tool call rather than an answer."""
     return action.startswith(OPENS) and action.endswith(CLOSES)

@@ -1,4 +1,4 @@
-"""An agent in a harness of its own: a program or a function plays, and the policy replies to it.
+"""An agent that runs in its own harness: a program or a function plays, and the policy replies.
 
     --config=harness --config.env.options.problems=problems.jsonl
                      --config.env.options.function=my_agent:play
@@ -19,7 +19,7 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,13 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.envs.dataset.functions import convert_reward, user_function
-from ragen_jax.envs.dataset.rows import file_source, hub_source, load_rows, prompt_identity
+from ragen_jax.envs.dataset.rows import (
+    file_source,
+    hub_source,
+    load_rows,
+    prompt_identity,
+    rows_of_split,
+)
 from ragen_jax.envs.harness.programs import run_program
 from ragen_jax.envs.options import file_name, finite_number, flag, one_of, problem_seed, text
 from ragen_jax.envs.problems import SPLITS, Draws
@@ -101,28 +107,14 @@ class Harness:
             else file_source(str(problems))
         )
         self._rows = load_rows(source, prompt="", split_field=split_field)
-        splits = self._rows.splits
-        self._splits = np.where(splits == "imitation", "train", splits)  # there is no expert
-        wanted = "train" if split == "imitation" else split
-        chosen = self._splits != "" if wanted is None else self._splits == wanted
-        self._split_rows = np.flatnonzero(chosen)
-        if not len(self._split_rows):
-            counts = ", ".join(f"{np.sum(splits == name)} of {name}" for name in SPLITS)
-            raise ValueError(
-                f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
-                "name each one's split in a field (split_field)"
-            )
+        splits = np.where(self._rows.splits == "imitation", "train", self._rows.splits)
+        wanted = "train" if split == "imitation" else split  # there is no expert to imitate
+        self._split_rows = rows_of_split(splits, wanted, source.name)
 
     def reset(self, seed: int) -> Problem:
         """Return the state of row number `seed`, an int in [0, 2**63), of this split."""
         draws = Draws(problem_seed(seed), 0, TAG)
         return Problem(int(self._split_rows[draws.below(len(self._split_rows))]))
-
-    def list_problems(self) -> Iterator[tuple[int, str, Problem]]:
-        """Yield (row, split, state) of each row that is not left out, in order."""
-        for row, split in enumerate(self._splits):
-            if split:
-                yield row, str(split), Problem(row)
 
     def render(self, state: Problem) -> str:
         """Return the row as JSON, from which the length of a first prompt is estimated."""

@@ -108,10 +108,9 @@ def hash_option_files(env: Env) -> dict[str, str]:
     """
     found = {}
     for name, value in env.options.items():
-        names_file = name in ("path", "problems") or name.endswith("_path")
-        if name == "problems" and not os.path.exists(str(value)):
-            names_file = False  # a data set of the Hub
-        if names_file and value is not None:
+        # Problems that are no file are a data set of the Hub.
+        is_file = name == "problems" and os.path.exists(str(value))
+        if (is_file or name == "path" or name.endswith("_path")) and value is not None:
             try:
                 found[name] = content_hash(value)
             except OSError as error:

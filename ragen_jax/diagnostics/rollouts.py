@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.algorithm.rewards import success_is_defined
-from ragen_jax.core.types import LIMIT, Episode, Metrics
+from ragen_jax.core.types import LIMIT, Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
 
 
@@ -83,14 +83,10 @@ def request_metrics(episodes: Sequence[Episode]) -> Metrics:
     """
     later = continued = forks = 0
     for episode in episodes:
-        ends: set[bytes] = set()  # ids up to and including a reply
-        row = None
-        for index, turn in enumerate(episode.turns):
-            found = any(turn.prompt[: len(end) // 4].tobytes() == end for end in ends if len(end))
-            later, continued = later + (index > 0), continued + found
-            forks += row is not None and turn.prompt[: len(row) // 4].tobytes() != row
-            row = np.concatenate([turn.prompt, turn.sampled]).astype(np.int32).tobytes()
-            ends.add(row)
+        for index, turn in enumerate(episode.turns[1:], 1):
+            later += 1
+            continued += any(_continues(turn, earlier) for earlier in episode.turns[:index])
+            forks += not _continues(turn, episode.turns[index - 1])
     failed = sum(any(LIMIT in turn.info for turn in e.turns) for e in episodes)
     metrics: Metrics = {
         "rollout/at_limit": failed / len(episodes),
@@ -98,6 +94,17 @@ def request_metrics(episodes: Sequence[Episode]) -> Metrics:
         "rollout/untrained_tokens": sum(e.left_out for e in episodes) / len(episodes),
     }
     return metrics | ({"rollout/prefix_reuse": continued / later} if later else {})
+
+
+def _continues(turn: Turn, earlier: Turn) -> bool:
+    """Whether a turn's prompt begins with an earlier turn's prompt and reply."""
+    start = len(earlier.prompt)
+    end = start + len(earlier.sampled)
+    return (
+        len(turn.prompt) >= end
+        and np.array_equal(turn.prompt[:start], earlier.prompt)
+        and np.array_equal(turn.prompt[start:end], earlier.sampled)
+    )
 
 
 def cut_off_metrics(episodes: Sequence[Episode], max_new_tokens: int) -> Metrics:

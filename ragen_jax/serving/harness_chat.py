@@ -59,4 +59,5 @@ class HarnessChat(Chat):
 
 def harness_chat(chat: Chat, conversation: Conversation) -> HarnessChat:
     """Return the `HarnessChat` of a model, with the token ids of `chat`."""
-    return HarnessChat(**vars(chat), conversation=conversation)
+    fields = {field.name: getattr(chat, field.name) for field in dataclasses.fields(chat)}
+    return HarnessChat(**fields, conversation=conversation)

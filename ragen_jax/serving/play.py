@@ -6,13 +6,13 @@ after its episode is refused, so that no request ever sees two sets of parameter
 
 import contextlib
 import dataclasses
+import functools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
 
 import jax
 
-from ragen_jax.core.clean_text import last_line
 from ragen_jax.core.progress import advance, begin_count
 from ragen_jax.core.types import LIMIT, Params
 from ragen_jax.envs.types import HarnessEnvironment, HarnessResult, ModelAccess, Step
@@ -48,9 +48,9 @@ class _Over:
 
     def __init__(self) -> None:
         self._lock, self._over = threading.Lock(), False
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[Callable[[], object]] = []
 
-    def register(self, call: Callable[[], None]) -> None:
+    def register(self, call: Callable[[], object]) -> None:
         with self._lock:
             if not self._over:
                 self._calls.append(call)
@@ -116,7 +116,7 @@ def play_sessions(
         endings=endings,
         key=key,
     )
-    sessions = Sessions(Budget(calls=budgets.max_turns), lambda lines: None)
+    sessions = Sessions(Budget(calls=budgets.max_turns), write=None)
     room = chat.format.max_prompt + budgets.max_new_tokens if chat.format.max_prompt else None
     served = Served(
         engine=engine,
@@ -159,7 +159,7 @@ def play_sessions(
                 result = HarnessResult(0.0, False, info={LIMIT: f"{limit}: {result.error}"})
             _finish(each.play, chat, calls, result)
         if engine.failure is None:
-            _fill_empty(plays, settings, chat, engine)
+            _fill_empty(plays, chat, engine, served.positions)
         if clock is not None:
             clock.seconds += engine.idle_seconds
     if engine.failure is not None:
@@ -169,12 +169,8 @@ def play_sessions(
 def _begin(play: Play, sessions: Sessions) -> _Running:
     """Open the session of an episode."""
     key, over = sessions.open(draw=(play.seed, play.member)), _Over()
-    over.register(lambda: _end(sessions, key))
+    over.register(functools.partial(sessions.end, key))
     return _Running(play, key, sessions.find(key), over)
-
-
-def _end(sessions: Sessions, key: str) -> None:
-    sessions.end(key)
 
 
 def _checked(result: object) -> HarnessResult:
@@ -210,17 +206,19 @@ def _finish(
         play.error = f"{PROMPT_ERROR}: {NO_REQUEST}{limit}"
 
 
-def _fill_empty(
-    plays: Sequence[Play], settings: PlaySettings, chat: HarnessChat, engine: Engine
-) -> None:
+def _fill_empty(plays: Sequence[Play], chat: HarnessChat, engine: Engine, positions: int) -> None:
     """Give plays without a turn, which have an error, one token in reply to their problem, so that
-    every episode has a turn."""
+    every episode has a turn.
+
+    Args:
+      positions: for a prompt and its reply.
+    """
     empty = [play for play in plays if not play.turns]
     prompts = []
     for play in empty:
         try:
             prompt = chat.conversation.prompt([Message("user", str(play.observation))])
-            too_long = len(prompt) > max(chat.format.max_prompt, 1)
+            too_long = len(prompt) >= positions
         except PromptError:
             too_long = True
         prompts.append(chat.conversation.prompt([Message("user", "")]) if too_long else prompt)
@@ -232,4 +230,3 @@ def _fill_empty(
         sampled = future.result()
         call = Call(None, (), (Message("user", ""), Message("assistant", "")), prompt, *sampled, "")
         play.turns, _, _ = as_turns(chat, [call])
-        play.error = play.error or last_line(NO_REQUEST)

@@ -81,10 +81,11 @@ class Sessions:
 
     Args:
       budget: of each session that is opened without one.
-      write: called with the record of a session that ends, a line of JSON for each conversation.
+      write: called with the record of a session that ends, a line of JSON for each conversation;
+        None: nothing is recorded.
     """
 
-    def __init__(self, budget: Budget, write: Callable[[str], None]) -> None:
+    def __init__(self, budget: Budget, write: Callable[[str], None] | None) -> None:
         self.budget, self._write = budget, write
         self._by_key: dict[str, Session] = {}
         self._number = 0
@@ -125,8 +126,8 @@ class Sessions:
           RequestError: there is none (status 401).
         """
         session = self.find(key)
-        records = as_records(session.calls, session.number, shared=session.shared)
-        if records:
+        if self._write is not None and session.calls:
+            records = as_records(session.calls, session.number, shared=session.shared)
             self._write("".join(json.dumps(record) + "\n" for record in records))
         session.ended = True
         del self._by_key[key]  # after its record is written, so that a full disk loses nothing
