@@ -4,6 +4,10 @@ A thread decodes a chunk of every running reply, then gives free rows to waiting
 takes the free row that shares most with its prompt, so that the earlier turns of a session are
 found in the cache. Random draws are keyed by the request, so a reply does not depend on which
 requests are served together.
+
+A chunk costs nearly the same for one row as for all of them. Sessions whose replies have just ended
+usually ask again soon, so the thread waits for them before the next chunk, as long as this costs
+the running replies less than the absence of those sessions would cost (`_Patience`).
 """
 
 import collections
@@ -25,6 +29,7 @@ from ragen_jax.rollout.rows import Endings, Row, begin_replies, common, decode_r
 from ragen_jax.rollout.sample import episode_keys
 
 FIRST_PROMPT = 512  # tokens
+FIRST_WAIT = 1.0  # seconds for which the first request waits for others
 
 
 class Ticket(NamedTuple):
@@ -53,6 +58,23 @@ class _Served(Row):
 
     ticket: Ticket | None = None  # None: the row is free
     future: "concurrent.futures.Future[Sampled] | None" = None
+
+
+@dataclasses.dataclass
+class _Patience:
+    """How long to wait for the sessions that are expected to ask again.
+
+    Without the `expected` sessions the next chunk wastes their part of its seconds; a wait costs
+    every running reply its time. Waiting for at most that part never costs more than a chunk that
+    leaves too early.
+    """
+
+    expected: int  # sessions whose reply has ended in the last chunk
+    seconds: float  # longest wait
+
+    @classmethod
+    def after_chunk(cls, seconds: float, ended: int, running: int) -> "_Patience":
+        return cls(ended, seconds * ended / max(ended + running, 1))
 
 
 class Engine:
@@ -89,6 +111,7 @@ class Engine:
         self._closed = False
         self.failure: BaseException | None = None  # why the engine has ended by itself
         self.idle_seconds = 0.0  # in which no reply was running and no request waited
+        self._patience = _Patience(slots, FIRST_WAIT)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -152,9 +175,10 @@ class Engine:
             while not self._closed and not self._waiting and not any(r.ticket for r in rows):
                 self._changed.wait()
             self.idle_seconds += time.perf_counter() - start
+            free = [index for index, row in enumerate(rows) if row.ticket is None]
+            self._gather(min(len(free), self._patience.expected))
             if self._closed:
                 return False
-            free = [index for index, row in enumerate(rows) if row.ticket is None]
             while free and self._waiting:
                 ticket, future = self._waiting.popleft()
                 if not _claim(future):
@@ -166,15 +190,29 @@ class Engine:
         cache.read(begin_replies(taken, cache, NO_IMAGES))
         return True
 
+    def _gather(self, expected: int) -> None:
+        """Wait until the expected number of requests waits, but no longer than the patience."""
+        end = time.perf_counter() + self._patience.seconds
+        while not self._closed and len(self._waiting) < expected:
+            left = end - time.perf_counter()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+
     def _decode(self, rows: list[_Served], cache: Cache) -> None:
         """Decode a chunk of every running reply, and hand out those that have ended."""
         draws = [row.ticket.draw if row.ticket else (0, 0, 0) for row in rows]
         seeds, members, calls = zip(*draws, strict=True)
         keys_B = episode_keys(self._key, seeds, members, calls)  # calls are like turns
-        for row in decode_rows(cache, rows, keys_B, self._sampling, self._endings):
+        start = time.perf_counter()
+        ended = decode_rows(cache, rows, keys_B, self._sampling, self._endings)
+        seconds = time.perf_counter() - start
+        for row in ended:
             assert row.future is not None
             row.future.set_result(Sampled(row.sampled, row.logp))
             row.ticket = row.future = None
+        running = sum(row.ticket is not None for row in rows)
+        self._patience = _Patience.after_chunk(seconds, len(ended), running)
 
 
 def _claim(future: "concurrent.futures.Future[Sampled]") -> bool:
