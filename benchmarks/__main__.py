@@ -21,6 +21,7 @@ from benchmarks import (
     generation,
     gpu,
     grpo_step,
+    harness_learning,
     lengths,
     llm,
     measure,
@@ -31,6 +32,7 @@ from benchmarks import (
     saving,
     scoring,
     searching,
+    servers,
     slots,
     small_model,
 )
@@ -70,7 +72,9 @@ OWN_OPTIONS = {
     "chaos": chaos,
     "curves": curves,
     "grpo-step": grpo_step,
+    "harness-learning": harness_learning,
     "odd": odd,
+    "servers": servers,
     "small-model": small_model,
     "train-length": lengths,
 }
