@@ -130,7 +130,7 @@ WRONG = {
     "ragen_jax.train --config=faulty.py:class --workdir=run": "error: config.env.name: environment "
     "'faulty:Lift' lacks identity; an environment has actions",
     # Near names, and names that are near to nothing.
-    "ragen_jax.train --config=frozenlake": "textarena, verifiers, webshop; did you mean frozen_lake?",
+    "ragen_jax.train --config=frozenlake": "verifiers, webshop; did you mean frozen_lake?",
     "ragen_jax.train --config=sokoban:tinny": "tiny-vl, qwen2.5-vl-3b; did you mean tiny?",
     "ragen_jax.train --config=sokoban:tiny+grop": "'grop'; did you mean grpo? (--help lists the",
     "ragen_jax.lab run orgnism": "; did you mean organism?",
