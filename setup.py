@@ -11,6 +11,7 @@ SEARCH = ["bm25s>=0.3,<0.4", "PyStemmer>=3,<4"]  # BM25 over words, over stems o
 WEBSHOP = [*SEARCH, "thefuzz>=0.22.1,<0.23"]
 FAISS = "faiss-cpu>=1.11"  # to read its files of vectors
 OPENENV = "websockets>=15"  # environments on servers of OpenEnv
+VERIFIERS = "verifiers>=0.4,<0.5"  # tasksets
 MCP = "mcp>=2,<3"  # the client of tool servers
 SERVE = ["starlette>=1.0,<2", "uvicorn>=0.40,<1"]  # the endpoint for agents
 GGUF = "gguf>=0.17,<0.20"  # reads models in GGUF files
@@ -89,6 +90,7 @@ setup(
         "mcp": [MCP],
         "openenv": [OPENENV],
         "serve": SERVE,
+        "verifiers": [VERIFIERS, *SERVE],
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; only this version's code was reviewed
         "webshop": WEBSHOP,  # its search and its comparison of texts
         # Experiment trackers (config.log.trackers); tensorboard only shows the event files.

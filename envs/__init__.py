@@ -29,6 +29,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.sudoku import Sudoku
 from ragen_jax.envs.textarena_games import TextArena
 from ragen_jax.envs.types import Environment, EnvironmentClass
+from ragen_jax.envs.verifiers_tasks import Verifiers
 from ragen_jax.envs.webshop import WebShop
 
 ENVS: dict[str, EnvironmentClass] = {
@@ -48,6 +49,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "sokoban": Sokoban,
     "sudoku": Sudoku,
     "textarena": TextArena,
+    "verifiers": Verifiers,
     "webshop": WebShop,
 }
 
@@ -57,6 +59,7 @@ CODE_OPTIONS = {
     "dataset": ("reward", "step", "tools", "mcp"),
     "gymnasium": ("id", "module", "maker", "arguments"),
     "harness": ("function", "command"),
+    "verifiers": ("taskset", "arguments", "settings", "python"),
 }
 
 # The members that every environment has; the other members of the contract are optional.

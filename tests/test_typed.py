@@ -23,7 +23,7 @@ WRONG = {
     "ragen_jax trian": "serve, retriever; did you mean train?",
     "ragen_jax.train --steps=3": "no flag --steps; did you mean --config.steps?",
     "ragen_jax.train steps=3": "unexpected argument 'steps=3'; overrides are --config.FIELD=VALUE",
-    "ragen_jax.train --config=sokobam": "textarena, webshop; did you mean sokoban?",
+    "ragen_jax.train --config=sokobam": "textarena, verifiers, webshop; did you mean sokoban?",
     "ragen_jax.train --config=mine": "which is not a config; accepted: a file such as",
     "ragen_jax.train --config": "which is not a config; accepted: a file such as",
     "ragen_jax.train --config=" + 300 * "a" + ".py": "File name too long",
@@ -130,7 +130,7 @@ WRONG = {
     "ragen_jax.train --config=faulty.py:class --workdir=run": "error: config.env.name: environment "
     "'faulty:Lift' lacks identity; an environment has actions",
     # Near names, and names that are near to nothing.
-    "ragen_jax.train --config=frozenlake": "textarena, webshop; did you mean frozen_lake?",
+    "ragen_jax.train --config=frozenlake": "verifiers, webshop; did you mean frozen_lake?",
     "ragen_jax.train --config=sokoban:tinny": "tiny-vl, qwen2.5-vl-3b; did you mean tiny?",
     "ragen_jax.train --config=sokoban:tiny+grop": "'grop'; did you mean grpo? (--help lists the",
     "ragen_jax.lab run orgnism": "; did you mean organism?",

@@ -127,3 +127,20 @@ def test_language_model(run_notebook, language_model):
     steps = re.findall(r"^step_(\d+)\nNumbers: .*\nTarget: \d+\n<think>", replies, re.M)
     assert steps == ["000000", "000002"]
     assert page == "runs/smollm2/report.html\n"
+
+
+@pytest.mark.long
+def test_own_agent(run_notebook):
+    """The agent plays in training and with the served policy."""
+    outputs = run_notebook("8_own_agent")
+    built, written, _, trained, ids, counts, reported, _, played, scored = outputs
+    assert "warm start" not in built and written == "Writing my_agent.py\n"
+    assert re.findall(r"^step (\d): reward [+-]\d\.\d\d$", trained, re.M) == ["1", "2"]
+    assert trained.endswith("exit code 0\n")
+    assert re.match(r"\d+ ids again: True\n", ids) and "False" not in ids
+    assert "<think>" in ids and "<answer>" in ids
+    found = dict(re.findall(r"^(\w+) +(\d\.\d\d)$", counts, re.M))
+    assert found["prefix_reuse"] == "1.00" and found["errors"] == "0.00", counts
+    assert reported.startswith("run/report.html\n") and "'retrieval_chance'" in reported
+    assert len(re.findall(r"^\{'room': \d\} \{'reward': ", played, re.M)) == 8
+    assert re.search(r"^retrieval_chance +0\.\d\d$", scored, re.M)
