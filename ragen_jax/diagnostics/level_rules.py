@@ -3,7 +3,7 @@
 The alarm (regimes.py) reads changes of a metric relative to its level in the same run. A run that
 never had a valid reply, or never learned from a step, has nothing to fall. These rules read levels.
 Rules that compare a noisy metric with a constant use its interval, over all steps or in the latest
-state, so that noise alone does not fulfil them.
+state, so that noise alone does not fulfil them. Rules about symptoms are in symptom_rules.py.
 """
 
 import math

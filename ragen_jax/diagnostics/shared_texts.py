@@ -255,7 +255,7 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_parts(found: Sequence[SharedText]) -> list[SharedText]:
-    """Leave out openings that are the beginning of a longer one with as many reasonings."""
+    """Leave out openings that are the beginning of a longer one of the same reasonings."""
     kept: list[SharedText] = []
     for each in sorted(found, key=lambda each: -len(each.text)):
         longer = (x for x in kept if x.text.startswith(each.text + " "))

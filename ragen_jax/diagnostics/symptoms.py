@@ -199,7 +199,7 @@ def find_script(letter: str) -> str:
 
 
 def _repeats_tags(reply: str, tags: tuple[str, str]) -> bool:
-    """Return whether a tag stands where it cannot: a second time, or a call inside a call."""
+    """Return whether a tag is out of place: a second time, or a call inside a call."""
     calls = reply.split(CALL)[1:-1]  # each must end before the next begins
     nested = any(END_OF_CALL not in call for call in calls)
     return nested or any(reply.count(tag) > 1 for tag in (*tags, *ANSWER))
