@@ -314,6 +314,8 @@ def test_rules_are_among_those_of_reports_and_lead_to_pages():
     pages = {path.name for path in (root / "docs/symptoms").glob("*.md")}
     listed = (root / "docs/symptoms/index.md").read_text()
     assert all(f"({page})" in listed for page in pages - {"index.md"})
+    for page in pages:
+        assert "python -m ragen_jax.score --model=" in (root / "docs/symptoms" / page).read_text()
     row = {"step": 1, "symptoms/flood_rate": 1.0}
     found = find_levels(Records(rows=[row], updates=[row], outcomes={}))
     assert found[0].rule.name == "one token without end"
