@@ -27,7 +27,7 @@ from ragen_jax.update import learner
 DOCUMENTED = """
 rollout/success rollout/return rollout/logp_gap collapse/first_turn/mi collapse/first_turn/h_cond
 collapse/first_turn/retrieval_acc filter/kept_ratio update/entropy time/rollout time/diagnose
-time/update time/step time/cpu time/compile
+time/update time/step time/cpu time/compile symptoms/loop_rate symptoms/control_logp
 """.split()
 
 

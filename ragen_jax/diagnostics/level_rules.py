@@ -3,12 +3,11 @@
 The alarm (regimes.py) reads changes of a metric relative to its level in the same run. A run that
 never had a valid reply, or never learned from a step, has nothing to fall. These rules read levels.
 Rules that compare a noisy metric with a constant use its interval, over all steps or in the latest
-state, so that noise alone does not fulfil them.
+state, so that noise alone does not fulfil them. Rules about symptoms are in symptom_rules.py.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,53 +27,14 @@ from ragen_jax.diagnostics.estimates import (
 )
 from ragen_jax.diagnostics.intervals import wilson_interval
 from ragen_jax.diagnostics.levels import FEWEST
+from ragen_jax.diagnostics.rules import BAD, UNKNOWN, WEAK, Finding, LevelRule, Records
+from ragen_jax.diagnostics.symptom_rules import CHANGE_RULES, REASONING_RULES, TEXT_RULES
 
 FEW_STEPS = 5  # number of steps below which nothing is said about a whole run
 VALID = 0.5  # fraction of valid replies below which a run teaches mostly format
 CUT_OFF = 0.5  # fraction of invalid replies that are cut off, from which length is the cause
 SOLVED = 0.98  # held-out success at step 0 from which nothing is left to learn
 TRUE = 0.5  # fraction of true statements below which reasoning misreads its prompt
-
-BAD, WEAK, UNKNOWN = "bad", "weak", "unknown"  # grades of findings
-
-
-@dataclasses.dataclass(frozen=True)
-class Records:
-    """The records of an environment of a run that the rules read."""
-
-    rows: Sequence[Metrics]  # rows of metrics.jsonl, all steps, without labels
-    updates: Sequence[Metrics]  # the same rows with the metrics that environments share
-    outcomes: Mapping[int, Sequence[float]]  # {step: success on each held-out problem}
-    # Fraction of the invalid saved replies that were cut off; read if rows have no cut_off_rate.
-    saved_cut_off: float = math.nan
-    imitated: bool = False  # whether the run began with imitation (warmstart)
-    baseline: int = Regimes().baseline  # number of values in a level of the alarm
-
-    @property
-    def steps(self) -> Sequence[Metrics]:
-        """The rows of the steps, without the evaluation of a run before them."""
-        rows = self.rows
-        evaluated = rows and rows[0]["step"] == 0 and any(k.startswith("eval/") for k in rows[0])
-        return rows[1:] if evaluated else rows
-
-
-@dataclasses.dataclass(frozen=True)
-class LevelRule:
-    """A named rule, and what to do if it holds."""
-
-    name: str
-    grade: str  # BAD, WEAK or UNKNOWN
-    rule: str  # in words, thresholds included
-    cure: str
-    find: Callable[[Records], str | None]  # the evidence in words; None: the rule does not hold
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A rule that holds."""
-
-    rule: LevelRule
-    words: str  # the evidence: a sentence without a full stop
 
 
 def find_levels(records: Records) -> list[Finding]:
@@ -258,9 +218,10 @@ RULES = (
         BAD,
         "updates were skipped in at least half of the steps",
         "Lower `optimizer.learning_rate`, or use `model.dtype=float32`; "
-        "`nonfinite_step_N.npz` has the batch.",
+        "`nonfinite_step_N.npz` has the batch; see `docs/symptoms/nan.md`.",
         _not_finite,
     ),
+    *TEXT_RULES,
     LevelRule(
         "replies that are cut off",
         BAD,
@@ -320,6 +281,7 @@ RULES = (
         "diagnostics say nothing about the actions.",
         _decoration,
     ),
+    *REASONING_RULES,
     LevelRule(
         "false statements from the start",
         WEAK,
@@ -349,6 +311,7 @@ RULES = (
         "See why rewards do not vary (`anatomy/`).",
         _few_updates,
     ),
+    *CHANGE_RULES,
     LevelRule(
         "too few steps",
         UNKNOWN,

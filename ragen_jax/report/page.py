@@ -16,7 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ragen_jax.report import episodes, matrices, sentences, timelines
+from ragen_jax.diagnostics.shared_texts import THINK
+from ragen_jax.report import episodes, matrices, sentences, templates, timelines
 from ragen_jax.report.glossary import glossary_html
 from ragen_jax.report.runs import RunRecord, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
@@ -39,6 +40,7 @@ class Contents:
     stored: list[matrices.StoredMatrix]
     tokenizer: Tokenizer | None  # tokenizer of its episodes; None: not on this machine
     place: str = "rollouts/ and eval/"  # folders with all its episodes
+    tags: tuple[str, str] = THINK  # the tags around a reasoning
 
 
 def read_contents(folder: Path) -> Contents:
@@ -123,9 +125,21 @@ def render_page(found: Sequence[Contents]) -> str:
     }
     return _document(
         title=sentences.title(runs),
-        top=sentences.top(runs, verdicts, together),
+        top=sentences.top(runs, verdicts, together) + _templates(found),
         settings=sentences.settings(runs),
         data=data,
+    )
+
+
+def _templates(found: Sequence[Contents]) -> str:
+    """Return what the reasonings of each run share, as HTML."""
+    return "".join(
+        templates.template_html(
+            sentences.environment_name(contents.run, label, alone=len(found) == 1),
+            templates.first_and_last(contents.saved, label, contents.tokenizer, contents.tags),
+        )
+        for contents in found
+        for label in contents.run.labels
     )
 
 

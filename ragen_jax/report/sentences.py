@@ -235,7 +235,7 @@ def _code(text: str) -> str:
 
 
 def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
-    name = run.name + (f" / {v.label}" if v.label else "")
+    name = environment_name(run, v.label, alone=False)
     gain = v.gain
     success = _ends(gain) if gain else "unknown"
     change = _gain_tile(gain)[0] if gain else ""
@@ -249,6 +249,11 @@ def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
         else ["unknown"] * 2
     )
     return name, success, change, *reads, _alarm_tile(v)[0], move, _cause_tile(v)[0]
+
+
+def environment_name(run: RunRecord, label: str, *, alone: bool) -> str:
+    """Return the name of an environment of a run on a page with one run or with several."""
+    return label if alone else run.name + (f" / {label}" if label else "")
 
 
 def _mean(

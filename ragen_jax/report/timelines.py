@@ -103,6 +103,20 @@ CHARTS = (
         unit="fraction of replies",
     ),
     Chart(
+        "Symptoms in the text",
+        "Fraction of reasonings that fit any prompt; of replies that repeat themselves, have no "
+        "reasoning or do not close it. All are near 0 in a healthy run.",
+        (
+            "symptoms/prompt_free",
+            "symptoms/loop_rate",
+            "symptoms/empty_rate",
+            "symptoms/unclosed_rate",
+        ),
+        names=("fit any prompt", "repeated text", "empty", "not closed"),
+        share=True,
+        unit="fraction",
+    ),
+    Chart(
         "Flow",
         "Whether the action depends on the reasoning (za), and on the prompt beyond the "
         "reasoning (xa), in nats per action. If za is within its interval of 0, the reasoning "

@@ -15,7 +15,7 @@ from ragen_jax.core.domains import from_dict
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.answers import answer_questions
 from ragen_jax.diagnostics.intervals import paired_gain
-from ragen_jax.diagnostics.level_rules import BAD, UNKNOWN, WEAK, Finding, Records, find_levels
+from ragen_jax.diagnostics.level_rules import find_levels
 from ragen_jax.diagnostics.levels import FEWEST
 from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
@@ -27,6 +27,7 @@ from ragen_jax.diagnostics.regimes import (
     relative,
     update_regimes,
 )
+from ragen_jax.diagnostics.rules import BAD, UNKNOWN, WEAK, Finding, Records
 from ragen_jax.report.causes import Cause, Evidence, find_causes
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import RunRecord

@@ -32,6 +32,7 @@ from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
+from ragen_jax.diagnostics.symptoms import symptom_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.qwen import Qwen
@@ -159,7 +160,7 @@ def _score(
 
 
 def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """Return the state and the anatomy/*, action/* and reasoning/* metrics.
+    """Return the state and the anatomy/*, action/*, symptoms/* and reasoning/* metrics.
 
     Some of them need checks that only some environments have.
     """
@@ -171,6 +172,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
         figures |= action_metrics(
             episodes, len(return_GK), opposites=environment.opposites if reversible else None
         )
+        figures |= symptom_metrics(episodes, task.settings.chat.text)
         if isinstance(environment, GroundedEnvironment):
             draws = isinstance(environment, DrawingEnvironment)
             figures |= reasoning_metrics(

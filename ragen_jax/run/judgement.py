@@ -6,7 +6,8 @@ from pathlib import Path
 from ragen_jax.config.stored import read_config_file
 from ragen_jax.core.task_shares import rows_of_environment
 from ragen_jax.diagnostics.answers import answer_questions
-from ragen_jax.diagnostics.level_rules import BAD, UNKNOWN, WEAK, Records, find_levels
+from ragen_jax.diagnostics.level_rules import find_levels
+from ragen_jax.diagnostics.rules import BAD, UNKNOWN, WEAK, Records
 from ragen_jax.run.run_files import read_outcomes
 from ragen_jax.storage.metrics_reader import read_metrics
 

@@ -14,6 +14,7 @@ from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.diagnostics.symptoms import Text, symptom_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.score.episodes import ScoredStep
 
@@ -70,6 +71,15 @@ def step_metrics(
         anatomy = {k: v for k, v in anatomy.items() if k.startswith("anatomy/mixed")}
     metrics |= anatomy
     return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+
+
+def step_symptoms(step: ScoredStep, text: Text, tags: tuple[str, str]) -> Metrics:
+    """Return the symptoms/ metrics of a step, without those that need log-probabilities.
+
+    Args:
+      text, tags: as in `symptom_metrics`.
+    """
+    return symptom_metrics(step.episodes, text, tags=tags, outcomes=step.success, logps=False)
 
 
 def _rollout(step: ScoredStep) -> Metrics:

@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.core.types import Metrics, Turn
+from ragen_jax.diagnostics.shared_texts import THINK
 from ragen_jax.report.episodes import SavedEpisodes
 from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import Contents
@@ -24,6 +25,7 @@ def contents(
     about: str,
     settings: dict[str, Any],
     config: dict[str, Any],
+    tags: tuple[str, str] = THINK,
 ) -> Contents:
     """Return the page's contents for steps and their metrics.
 
@@ -32,6 +34,7 @@ def contents(
       name, about: title of the page, and the line below it.
       settings: content of the table of settings.
       config: a config like base.py, with the thresholds of the alarm and the named causes.
+      tags: the tags around a reasoning.
     """
     limit = {"max_new_tokens": math.inf}  # other trainers' rollouts do not record it
     run = RunRecord(
@@ -45,7 +48,7 @@ def contents(
         outcomes={ONLY: {}},
     )
     saved = [SavedEpisodes(ONLY, step.number, _records(step)) for step in steps]
-    return Contents(run, saved, list(stored), tokenizer, place="the rows scored")
+    return Contents(run, saved, list(stored), tokenizer, place="the rows scored", tags=tags)
 
 
 def _records(step: ScoredStep) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from ragen_jax.config.build import build_model
 from ragen_jax.configs.base import Config
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.level_rules import Records
+from ragen_jax.diagnostics.rules import Records
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
@@ -30,9 +30,10 @@ from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
-from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics
+from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics, step_symptoms
 from ragen_jax.score.files import Broken, FileContents, read_files
 from ragen_jax.score.page import contents
+from ragen_jax.score.shared import shared_lines, text_decoder
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
@@ -113,10 +114,12 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
     )
     rows: list[Metrics] = []
     stored: list[StoredMatrix] = []
+    text, tags = text_decoder(tokenizer), (encoder.opening, encoder.closing)
     with jax.set_mesh(mesh):
         for step in steps:
             scores: list[Scores] = []
             rows.append(step_metrics(model, params, step, sampling, scores.append))
+            rows[-1] |= step_symptoms(step, text, tags)
             stored += [StoredMatrix(ONLY, step.number, scores_to_show(each)) for each in scores]
             if len(steps) > 1:
                 console(step_line(step.number, rows[-1]))
@@ -128,6 +131,8 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
         for line in figure_lines(rows[0]):
             console(line)
     for line in verdict_lines(steps, rows):
+        console(line)
+    for line in shared_lines(steps, rows, text, tags):
         console(line)
     if len(steps) == 1 and not settings.all:
         console(step_line(None, rows[0]))
@@ -289,6 +294,7 @@ def write_html(
             if name not in NOT_SHOWN
         },
         config=DEFAULTS.to_dict(),
+        tags=(encoder.opening, encoder.closing),
     )
     write_page([found], path)
     console(f"report: {path}")

@@ -8,14 +8,8 @@ import pytest
 from simulated_runs import write_run
 
 from ragen_jax.diagnostics.estimates import Estimate, estimate, newest_rows
-from ragen_jax.diagnostics.level_rules import (
-    BAD,
-    RULES,
-    UNKNOWN,
-    WEAK,
-    Records,
-    find_levels,
-)
+from ragen_jax.diagnostics.level_rules import RULES, find_levels
+from ragen_jax.diagnostics.rules import BAD, UNKNOWN, WEAK, Records
 from ragen_jax.report import sentences
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import read_run

@@ -65,6 +65,54 @@ def test_a_collapse_in_the_last_of_two_steps_is_red(model, agent, tmp_path):
     assert "no dependence on the prompt: at step 2, reasoning was no likelier" in printed
 
 
+def test_a_collapse_shows_the_shared_reasoning(model, agent, tmp_path):
+    rows = rows_of_step(agent.environment, 1) + rows_of_step(agent.environment, 2, template=True)
+    printed, html = score(model, tmp_path, rows)
+    shown = agent.environment.reset(0)
+    reasoning = agent.environment.explain(shown, agent.environment.solve(shown))
+    assert "shared by the reasonings of step 2 (100% of them fit any prompt):" in printed
+    assert f"  for example: {reasoning}" in printed
+    assert f"  sentence, 100% of the prompts: {reasoning}" in printed
+    assert (
+        "reasoning that fits any prompt: at step 2, 100% of the reasonings have no words" in printed
+    )
+    assert "`docs/symptoms/same_reasoning.md` says what else to look at" in printed
+    table = text_of(html).split("What the reasonings of different prompts share")[1]
+    assert "step 1 step 2 reasonings that fit any prompt 0% 100%" in table
+    assert (
+        f"sentence {reasoning} 25% of the prompts, 25% of the reasonings 100% of the prompts, 100%"
+    ) in table
+
+
+def test_healthy_reasonings_share_nothing(model, agent, tmp_path):
+    printed, html = score(model, tmp_path, rows_of_step(agent.environment, 1))
+    assert "shared by the reasonings" not in printed and "docs/symptoms" not in printed
+    assert "No sentence or opening that fits any prompt is shared" in text_of(html)
+    figures = json.loads((tmp_path / "score.json").read_text())["steps"][0]
+    assert figures["symptoms/prompt_free"] == figures["symptoms/loop_rate"] == 0
+    # A score has no log-probabilities of the sampler, and these rows no outcomes.
+    assert not {"symptoms/control_logp", "symptoms/length_success"} & figures.keys()
+
+
+@pytest.mark.parametrize(
+    "reply, words",
+    [
+        ("<think>" + "!" * 400, "one token without end: at step 3, 25% of the replies repeat one"),
+        ("<think></think><answer>Up</answer>", "empty reasoning: at step 3, 25% of the replies"),
+        ("<think>" + "walk on, " * 60, "repeated text: at step 3, 25% of the replies are at least"),
+        (
+            "<think>" + "стена " * 20 + "</think><answer>Up</answer>",
+            "letters of another script: at step 3",
+        ),
+    ],
+)
+def test_a_symptom_in_one_of_four_prompts_is_printed(model, agent, tmp_path, reply, words):
+    rows = rows_of_step(agent.environment, 3)
+    rows[:4] = [row | {"response": reply} for row in rows[:4]]
+    printed, html = score(model, tmp_path, rows)
+    assert words in printed and colour(html) == "trouble"
+
+
 @pytest.mark.parametrize("step", [0, 7])
 def test_a_single_step_cannot_be_judged_over_time(model, agent, tmp_path, step):
     printed, html = score(model, tmp_path, rows_of_step(agent.environment, step))
