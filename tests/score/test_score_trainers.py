@@ -81,6 +81,12 @@ def test_a_judge_is_not_the_policy():
         read_row({"traces": [trace(*TALK, trainable=False)]}, "x:1")
 
 
+@pytest.mark.parametrize("run", [{"step": 7}, {"work": {"step": 7}}, {"work": {"step": None}}])
+def test_the_step_of_an_episode_of_verifiers(run):
+    row, _ = read_row({"traces": [trace(*TALK)], "run": run}, "x:1")
+    assert row.step == (None if run == {"work": {"step": None}} else 7)
+
+
 def test_a_compaction_that_was_given_up_is_left_out():
     attempt = {"type": "compaction_attempt", "node": 1}
     summary = node("assistant", "summary", 1, sampled=True, links=[attempt])

@@ -90,13 +90,16 @@ def read_row(
     if lacks:
         raise ValueError(f"has no field {lacks[0]!r}, which the format {name} needs")
     replies = found.read(fields)
-    inner = [fields.object("metadata"), fields.object("run")]
+    run = fields.object("run")
+    inner = [fields.object("metadata"), run, run.object("work") if run else None]  # of verifiers
     scopes = [fields, *(each for each in inner if each is not None)][::-1]
     if any(is_messages(reply.prompt) for reply in replies):
         tools = next(values.first(scopes, ("tools",)), None)
         if tools:
             offered = tuple(read_tools(tools[2]))
-            replies = tuple(dataclasses.replace(reply, tools=offered) for reply in replies)
+            replies = tuple(
+                dataclasses.replace(reply, tools=reply.tools or offered) for reply in replies
+            )
     step = next(values.first(scopes, STEP), None)
     own_group = found.group(fields) if found.group else None
     row = Row(
