@@ -2,15 +2,17 @@
 
     python -m ragen_jax.score --model=DIR --rollouts=FILE [--rollouts=FILE ...] [--out=score.json]
                               [--think='<think>,</think>'] [--answer='<answer>,</answer>']
-                              [--reward=FIELD,...] [--date=YYYY-MM-DD]
+                              [--reward=FIELD,...] [--format=NAME] [--date=YYYY-MM-DD]
                               [--first_turn_samples=64] [--seed=0] [--all]
 
-Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
-prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
-files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. The figures of one
-step are summed up in a few lines (--all prints every figure), and each of several steps in one;
-score.json has all figures, and score.html is the report page. Rows that cannot be used are listed
-and the others are scored; the exit code is 2 if no row can be used.
+Files are JSON lines, JSON documents or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers,
+prime-rl, NeMo-Gym, NeMo-RL, SkyRL, rLLM, slime, Harbor (ATIF) and OpenEnv, or {"prompt",
+"response"[, "reward", "success", "step", "group"]}; a folder stands for the files in it
+(docs/score.md). The format is recognised, or named with --format. Reasonings are cross-scored under
+the model in DIR. The figures of one step are summed up in a few lines (--all prints every figure),
+and each of several steps in one; score.json has all figures, and score.html is the report page.
+Rows that cannot be used are listed and the others are scored; the exit code is 2 if no row can be
+used.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from ragen_jax.config import command_line as command
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.model import hf
 from ragen_jax.score.encode import ANSWER, THINK
+from ragen_jax.score.formats import FORMATS, find_format
 from ragen_jax.score.run import DEFAULTS, ScoreSettings, score_files
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 
@@ -35,6 +38,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         for name, value in (("--model=DIR", MODEL.value), ("--rollouts=FILE", ROLLOUTS.value)):
             if not value:
                 raise ValueError(f"score needs {name}")
+        find_format(FORMAT.value)
         if Path(OUT.value).suffix == ".html":
             raise ValueError(
                 f"--out={OUT.value} is the JSON file of all metrics; the page has the same "
@@ -53,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
             think=tuple(THINKING.value),
             answer=tuple(ANSWERING.value),
             reward=tuple(REWARD.value),
+            format=FORMAT.value,
             date=DATE.value,
             first_turn_samples=FIRST.value,
             trajectory_samples=LATER.value,
@@ -74,6 +79,9 @@ if __name__ == "__main__":
         "answer", ",".join(ANSWER), "Tags around the answer; empty: the text after the reasoning."
     )
     REWARD = flags.DEFINE_list("reward", [], "Fields that are summed to the reward of a row.")
+    FORMAT = flags.DEFINE_string(
+        "format", "", f"Format of all rows, one of {', '.join(FORMATS)}; empty: recognised."
+    )
     DATE = flags.DEFINE_string(
         "date",
         "",

@@ -123,11 +123,14 @@ class Encoder:
             closed = closed or self.closing in text
         self.prefilled = closed and not opened
 
-    def encode_prompt(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> np.ndarray:
+    def encode_prompt(
+        self, prompt: Prompt, tools: Sequence[dict[str, Any]] = (), kind: str = ""
+    ) -> np.ndarray:
         """Return the int32 ids of a prompt as given; see prompts.py.
 
         Args:
           tools: tools offered to the policy; the chat template writes them.
+          kind: the kind as which it is counted; "": its own.
 
         Raises:
           ValueError: messages that the template refuses, an id beyond the vocabulary, no ids.
@@ -136,12 +139,12 @@ class Encoder:
             [prompt, tools, self.date], default=str
         )  # members of a group have the same prompt
         if key not in self._read:
-            kind, ids, missing = self._encode_prompt(prompt, tools)
+            found, ids, missing = self._encode_prompt(prompt, tools)
             if not len(ids):
                 raise ValueError("has an empty prompt")
-            self._read[key] = kind, np.asarray(ids, np.int32), missing
-        kind, ids, missing = self._read[key]
-        self.prompt_kinds[kind] += 1
+            self._read[key] = found, np.asarray(ids, np.int32), missing
+        own_kind, ids, missing = self._read[key]
+        self.prompt_kinds[kind or own_kind] += 1
         self.missing_parts.update(missing)
         return ids
 
@@ -220,9 +223,8 @@ class Encoder:
         for between, response in turns:
             text += between
             prompt = text if found else first_prompt
-            found.append(
-                self.encode_reply(dataclasses.replace(reply, prompt=prompt, response=response))
-            )
+            turn = dataclasses.replace(reply, prompt=prompt, response=response)
+            found.append(self.encode_reply(turn, kind))  # later prompts are as exact as the first
             text += (
                 response
                 if text.rstrip().endswith(self.opening)
@@ -240,13 +242,16 @@ class Encoder:
             self.missing_parts["tool calls of a reply"] += 1
         return found
 
-    def encode_reply(self, reply: ParsedReply) -> EncodedReply:
+    def encode_reply(self, reply: ParsedReply, kind: str = "") -> EncodedReply:
         """Return a reply after its prompt.
+
+        Args:
+          kind: see `encode_prompt`.
 
         Raises:
           ValueError: see `encode_prompt`.
         """
-        prompt_ids, opening = self.encode_prompt(reply.prompt, reply.tools), []
+        prompt_ids, opening = self.encode_prompt(reply.prompt, reply.tools, kind), []
         prompt_opens = self.opens_reasoning(prompt_ids)
         if isinstance(reply.response, str):
             text = reply.response.replace(OPEN, self.opening)

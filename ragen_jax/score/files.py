@@ -1,4 +1,4 @@
-"""Read rollout files: JSON lines or JSON lists, optionally with gzip, or Parquet as in TRL."""
+"""Read rollout files: JSON lines, lists or documents, optionally with gzip, or Parquet tables."""
 
 import codecs
 import dataclasses
@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -15,19 +14,15 @@ from typing import Any
 
 from ragen_jax.core.clean_text import describe_error, shorten
 from ragen_jax.score.days import FIELD, field_day, run_day
-from ragen_jax.score.formats import Row, read_row, shows_images
-from ragen_jax.score.values import MOST
+from ragen_jax.score.folders import find_sources, step_of
+from ragen_jax.score.formats import Row, find_format, read_row, shows_images
+from ragen_jax.score.harbor import add_trial
 from ragen_jax.storage import limits
 from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
 from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
 from ragen_jax.storage.parquet import rows_of_batch
 
 MOST_REASON = 1000  # largest number of characters of a reason
-ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # endings of the files that are read in a folder
-# The step's number in the name of a file (step_000010.jsonl, 10.jsonl, completions_00010.parquet)
-# or of a folder above it (step_10/train/all/traces.jsonl).
-_FILE_STEP = re.compile(r"(?:step_|completions_|^)(\d+)$")
-_FOLDER_STEP = re.compile(r"^step_(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +55,10 @@ class FileContents:
 
 
 def read_files(
-    names: Sequence[str], rewards: Sequence[str] = (), rows: Sequence[Any] = ()
+    names: Sequence[str],
+    rewards: Sequence[str] = (),
+    rows: Sequence[Any] = (),
+    form: str = "",
 ) -> FileContents:
     """Read the rows of files, and rows that are in memory.
 
@@ -68,27 +66,31 @@ def read_files(
     place in order, from 1. Its day is its field `date`, else the day of the file's run.
 
     Args:
-      names: files, or folders, of which all rollouts directly in them are read.
+      names: files, or folders (see folders.py).
       rewards: see `formats.read_row`.
       rows: further rows, as a JSON file would hold them; they count as a file after the others.
+      form: name of the format of all rows, in any case; "": recognised row by row.
 
     Raises:
-      ValueError: a file is missing or of an unknown kind, pyarrow is needed but missing, or a row
-        is from an agent that was shown images.
+      ValueError: a file is missing or of an unknown kind, pyarrow is needed but missing, the format
+        is unknown, or a row is from an agent that was shown images.
     """
-    paths, others = _paths(names)
-    _check_parquet([path for path in paths if path.suffix == ".parquet"])
+    form = find_format(form)
+    listed, others = find_sources(names)
+    paths = [(order, path) for order, source in enumerate(listed, 1) for path in source.paths]
+    _check_parquet([path for _, path in paths if path.suffix == ".parquet"])
     found = FileContents([], [], {}, others)
     digests: set[bytes] = set()  # digests of all rows
-    sources: list[tuple[str, int | None, str | None, Iterable[tuple[int, Any]]]] = []
-    for path in paths:
+    sources: list[tuple[int, str, int | None, str | None, Iterable[tuple[int, Any]]]] = []
+    for order, path in paths:
         day, damage = run_day(path)
         if damage and damage not in others:
             others.append(damage)
-        sources.append((str(path), _step_of(path), day, _records(path)))
+        records = _with_trial(_records(path), path, others)
+        sources.append((order, str(path), step_of(path), day, records))
     if rows:
-        sources.append(("rows", None, None, enumerate(rows, start=1)))
-    for order, (source, step, day, records) in enumerate(sources, start=1):
+        sources.append((len(listed) + 1, "rows", None, None, enumerate(rows, start=1)))
+    for order, source, step, day, records in sources:
         for number, record in records:
             place = f"{source}:{number}"
             if shows_images(record):
@@ -99,7 +101,7 @@ def read_files(
             try:
                 if isinstance(record, ValueError):
                     raise record
-                row, unread = read_row(record, place, rewards)
+                row, unread = read_row(record, place, rewards, form)
                 if row.step is None:
                     row = dataclasses.replace(row, step=order if step is None else step)
                 digest = _digest(row.step, record)
@@ -126,56 +128,14 @@ def _digest(step: int | None, record: Any) -> bytes:
     return hashlib.blake2b(content.encode()).digest()
 
 
-def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return (files to read, a line for each folder or file that is not read completely)."""
-    paths: list[Path] = []
-    others = []
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            every = sorted(p for p in path.iterdir() if not p.name.startswith("."))
-            inside = [p for p in every if p.name.endswith(ENDINGS) and p.is_file()]
-            left = [p.name for p in every if p not in inside]
-            if not inside:
-                inside, left = _training_traces(path)
-            if not inside:
-                raise ValueError(f"--rollouts={name} is a folder without {' or '.join(ENDINGS)}")
-            if left:
-                more = ", ..." if len(left) > 3 else ""
-                others.append(f"{len(left)} in the folder {name} ({', '.join(left[:3])}{more})")
-            new = inside
-        elif not path.exists():
-            raise ValueError(f"--rollouts={name} does not exist")
-        elif path.suffix == ".pkl":
-            raise ValueError(
-                f"--rollouts={name} is a pickle; convert it to JSON lines with RAGEN's "
-                "scripts/convert_to_jsonl.py"
-            )
-        else:
-            new = [path]
-        before = {p.resolve() for p in paths}
-        twice = [p for p in new if p.resolve() in before]
-        others += [f"{p}, which is given twice and read once" for p in twice]
-        paths += [p for p in new if p not in twice]
-    return paths, others
-
-
-def _training_traces(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return (prime-rl's files of training episodes in a folder, the names of other such files).
-
-    It writes step_N/{train,eval}/{all,effective}/traces.jsonl, where `all` includes `effective`.
-    """
-    every = sorted(folder.rglob("traces.jsonl"))
-    inside = [path for path in every if path.parts[-3:-1] == ("train", "all")]
-    inside.sort(key=lambda path: _step_of(path) or 0)
-    return inside, [str(path.relative_to(folder)) for path in every if path not in inside]
-
-
-def _step_of(path: Path) -> int | None:
-    found = _FILE_STEP.search(path.name.removesuffix(".gz").rpartition(".")[0])
-    for folder in path.parents:
-        found = found or _FOLDER_STEP.search(folder.name)
-    return int(found[1]) if found and int(found[1]) <= MOST else None
+def _with_trial(
+    records: Iterable[tuple[int, Any]], path: Path, others: list[str]
+) -> Iterator[tuple[int, Any]]:
+    """Yield records, with the trials of Harbor's trajectories; unread files are added to others."""
+    for number, record in records:
+        added, lines = add_trial(record, path)
+        others += lines
+        yield number, added
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
@@ -196,9 +156,13 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
         return
     try:
         lines = _lines(path)
-        if ".json" in path.suffixes and (content := _document(lines)) is not None:
-            yield from enumerate(content if isinstance(content, list) else [content], start=1)
-            return
+        if ".json" in path.suffixes:
+            content = _document(lines)
+            if isinstance(content, ValueError) and _is_indented(lines):
+                content = [ValueError(f"is not JSON: {content}")]
+            if not isinstance(content, ValueError):
+                yield from enumerate(content if isinstance(content, list) else [content], start=1)
+                return
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"--rollouts={path} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
@@ -240,11 +204,16 @@ def _plain(value: Any) -> Any:
 
 
 def _document(lines: Sequence[bytes]) -> Any:
-    """Parse the list or object of a .json file; None if it contains JSON lines."""
+    """Parse the list or object of a .json file; the error if it contains JSON lines or is torn."""
     try:
         return parse_json(b"".join(lines))
-    except ValueError:
-        return None
+    except ValueError as error:
+        return error
+
+
+def _is_indented(lines: Sequence[bytes]) -> bool:
+    """Return whether a file is one document on several lines, rather than JSON lines."""
+    return next((line.strip() for line in lines if line.strip()), b"") in (b"{", b"[")
 
 
 def _lines(path: Path) -> list[bytes]:

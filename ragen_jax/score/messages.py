@@ -122,6 +122,23 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     return result
 
 
+def openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool in the form of OpenAI's chat API, which chat templates read.
+
+    The tool may be in that form, or have its name and parameters directly, as in OpenAI's Responses
+    API (with its type), in MCP and in agents' own definitions.
+    """
+    if isinstance(tool.get("function"), dict) or "name" not in tool:
+        return tool
+    schemas = ("input_schema", "inputSchema")  # of Anthropic's API and of MCP
+    function = {
+        "parameters" if key in schemas else key: value
+        for key, value in tool.items()
+        if key != "type"
+    }
+    return {"type": "function", "function": function}
+
+
 def count_keys(value: Any) -> collections.Counter[str]:
     """Count messages by key, except role, content and the reasoning, which are always read.
 

@@ -1,4 +1,4 @@
-"""Lines about content of rollout files that is not read, or that some rows lack."""
+"""Lines about the content of rollout files: what is read, what is not, and what rows lack."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,60 @@ import numpy as np
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import ScoredStep
 from ragen_jax.score.files import FileContents
+
+# The kinds of prompts of prompts.py, in words.
+PROMPT_KINDS = {
+    "token ids": "with recorded token ids",
+    "messages": "rendered from messages by the chat template",
+    "control tokens": "of text with its control tokens",
+    "restored": "restored exactly from text",
+    "text": "scored as plain text",
+}
+
+
+def read_line(read: FileContents, names: Sequence[str]) -> str:
+    """Return the line that names the formats of the rows and where they are from.
+
+    Args:
+      names: the files and folders that were named; empty: the rows were in memory.
+    """
+    places = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    counted = [
+        f"{count} row{'s' * (count > 1)} of {form}" for form, count in count_formats(read).items()
+    ]
+    return f"read {', '.join(counted)} from {places or 'memory'}"
+
+
+def count_formats(read: FileContents) -> dict[str, int]:
+    """Return {format: number of rows}, the most frequent first."""
+    return dict(collections.Counter(row.form for row in read.rows).most_common())
+
+
+def prompts_line(encoder: Encoder) -> str:
+    """Return the line that counts prompts by how exactly their token ids are known."""
+    kinds = [(encoder.prompt_kinds[kind], words) for kind, words in PROMPT_KINDS.items()]
+    return "prompts: " + ", ".join(f"{count} {words}" for count, words in kinds if count)
+
+
+def unrecorded_lines(read: FileContents) -> Iterator[str]:
+    """Yield a line for each format of which no row records a reward, a success or a group."""
+    for form, count in count_formats(read).items():
+        rows = [row for row in read.rows if row.form == form]
+        names = ("reward", "success", "group")
+        *most, last = [x for x in names if all(getattr(row, x) is None for row in rows)] or [""]
+        if last:
+            what = f"{', '.join(most)} or {last}" if most else last
+            some = f"{count} rows of {form} record" if count > 1 else f"1 row of {form} records"
+            groups = ": equal prompts are a group" if last == "group" else ""
+            yield f"{some} no {what}{groups}"
+
+
+def left_out(read: FileContents) -> dict[str, int]:
+    """Return {parts of rows that are not scored: their number}."""
+    total: collections.Counter[str] = collections.Counter()
+    for row in read.rows:
+        total.update(row.left_out)
+    return dict(sorted(total.items()))
 
 
 def unwritten_keys(read: FileContents, encoder: Encoder) -> dict[str, int]:
@@ -24,6 +78,10 @@ def unread_lines(read: FileContents, encoder: Encoder) -> Iterator[str]:
         yield f"files that are not read: {other}"
     if read.unread:
         yield f"fields that are not read: {_counted(read.unread, 'row')}"
+    parts = left_out(read)
+    if parts:
+        counted = ", ".join(f"{count} {part}" for part, count in parts.items())
+        yield f"parts of rows that are not scored: {counted}"
     keys = unwritten_keys(read, encoder)
     if keys:
         counted = _counted(keys, "message")

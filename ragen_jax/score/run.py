@@ -71,6 +71,7 @@ class ScoreSettings:
     micro_batch: int = DEFAULTS.diagnose.micro_batch  # pairs per device call
     seed: int = DEFAULTS.seed  # of draws and permutations
     dtype: str = "float32"  # of activations
+    format: str = ""  # name of the format of all rows; "": recognised row by row
     rows: tuple[Any, ...] = ()  # further rollouts, as a JSON file would hold them
     out: Path | None = None  # JSON file of all figures, with a page next to it; None: no files
     all: bool = False  # print every figure of a single step
@@ -155,10 +156,12 @@ def prepare(
     Raises:
       ValueError: a file cannot be read, or no row is usable or has reasoning.
     """
-    read = read_files(settings.rollouts, settings.reward, settings.rows)
+    read = read_files(settings.rollouts, settings.reward, settings.rows, settings.format)
     spoken, others = encode_rows(read.rows, encoder)
     rows = [row for row in read.rows if row.place in spoken]
     read = dataclasses.replace(read, rows=rows, broken=[*read.broken, *others])
+    if rows:
+        console(notices.read_line(read, settings.rollouts))
     report_broken_rows(read.broken)
     if not rows:
         first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
@@ -189,7 +192,10 @@ def report_lines(
     surprises: Surprises,
     encoder: Encoder,
 ) -> None:
-    """Print a line for all content that is not read, and for rows read in an unexpected way."""
+    """Print lines about prompts, missing values, unread content, and rows read unexpectedly."""
+    console(notices.prompts_line(encoder))
+    for line in notices.unrecorded_lines(read):
+        console(line)
     for line in notices.unread_lines(read, encoder):
         console(line)
     for line in notices.warning_lines(read, steps, settings.reward, encoder):
@@ -253,6 +259,8 @@ def write(
         "date": next(iter(days)) if len(days) == 1 else None,
         "dates": days,
         "rows": len(read.rows),
+        "formats": notices.count_formats(read),
+        "parts_not_scored": notices.left_out(read),
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
         "message_keys_not_written": notices.unwritten_keys(read, encoder),

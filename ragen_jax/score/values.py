@@ -6,6 +6,7 @@ Numbers, booleans, lists and objects may be given as text, as in tables and CSV 
 """
 
 import ast
+import collections
 import math
 import re
 import warnings
@@ -38,6 +39,8 @@ class Fields:
         self.values, self.path = values, path
         self._seen: set[str] = row._seen if row else set()
         self._read: set[str] = row._read if row else set()
+        # Number of parts of the row, by kind, that a reader left out.
+        self.left_out: collections.Counter[str] = row.left_out if row else collections.Counter()
         self._seen |= {path + str(name) for name in values}
 
     @property
@@ -52,6 +55,11 @@ class Fields:
     def mark_read(self, name: str) -> None:
         """Record that a field was read."""
         self._read.add(self.path + name)
+
+    def leave_out(self, what: str, count: int = 1) -> None:
+        """Record that parts of the row are not scored; `what` names them, in the plural."""
+        if count:
+            self.left_out[what] += count
 
     def get(self, name: str) -> Any:
         """Return the value of a field and record it as read; None if it is missing."""
@@ -173,6 +181,23 @@ def total(value: Any, name: str) -> float | None:
         return number(value, name)
     given = [part for part in parts if part is not None]
     return add_rewards(given) if given and len(given) == len(parts) else None
+
+
+def one_reward(rewards: Fields) -> float | None:
+    """Return the reward in an object {name: reward}: its `reward`, or its only value.
+
+    Raises:
+      ValueError: there are several, and none is called `reward`; or a value is not a number.
+    """
+    given = [name for name, value in rewards.values.items() if not is_missing(value)]
+    if "reward" in given:
+        given = ["reward"]
+    if len(given) > 1:
+        raise ValueError(
+            f"has the rewards {', '.join(map(repr, given))}; name those to add up with "
+            "--reward=NAME,..."
+        )
+    return number(rewards.get(given[0]), given[0]) if given else None
 
 
 def add_rewards(parts: Sequence[float]) -> float:

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 import trainer_formats
 from cli_commands import call
+from tiny_episodes import FORM, episodes_of
 
 from ragen_jax.configs.base import Regimes
-from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, collapse_metrics
 from ragen_jax.model import hf
-from ragen_jax.rollout.chat import ChatFormat, make_chat
+from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import write_rollouts
 from ragen_jax.score.figures import add_alarm
 
 GROUPS, MEMBERS = 5, 4
-WORDS = ("Left", "Up", "Down", "Right")
 
 
 @pytest.fixture(scope="module")
@@ -29,30 +28,7 @@ def model(agent, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chat(agent):
-    shape = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
-    return make_chat(agent.tokenizer, agent.environment, ChatFormat(**shape))
-
-
-def episodes_of(chat, environment, turns):
-    """Replies as an agent writes them, some cut off, in rooms of the environment."""
-    rng, episodes = np.random.default_rng(0), []
-    for group in range(GROUPS):
-        message = environment.render(environment.reset(group))
-        for member in range(MEMBERS):
-            done = []
-            for _ in range(turns):
-                plan = " ".join(rng.choice(WORDS, rng.integers(1, 4)))
-                text = f"player {group}{member} plan {plan}</think><answer>{plan[:4]}</answer>"
-                if rng.random() < 0.2:
-                    text = text[: len(text) // 3]
-                prompt, sampled = chat.prompt_ids(done, message), chat.reply_ids(text)
-                said = chat.read(sampled)
-                logp = np.zeros(len(sampled), np.float32)
-                reward = float(rng.integers(2))
-                spans = said.reasoning, said.answer, said.actions, said.valid
-                done.append(Turn(prompt, message, sampled, logp, *spans, reward, {}))
-            episodes.append(Episode(group, group, member, tuple(done), bool(rng.integers(2))))
-    return episodes
+    return make_chat(agent.tokenizer, agent.environment, FORM)
 
 
 def figures(agent, episodes, trajectory):
@@ -83,7 +59,7 @@ def written(agent, model, chat, tmp_path_factory):
     """{turns: (the run's figures, the records that it wrote, their folder)}."""
     found = {}
     for turns in (1, 2):
-        episodes = episodes_of(chat, agent.environment, turns)
+        episodes = episodes_of(chat, agent.environment, turns, GROUPS, MEMBERS)
         folder = tmp_path_factory.mktemp(f"turns{turns}")
         write_rollouts(
             folder / "step_000001.jsonl", episodes, chat, lambda turn: turn.reward, set()

@@ -246,10 +246,10 @@ def test_a_template_that_raises_leaves_out_its_row(tokenizer, tmp_path, monkeypa
     encoder = Encoder(tokenizer, len(tokenizer))
     prompt = encoder.encode_prompt
 
-    def refuse(given, tools=()):
+    def refuse(given, *others):
         if given == "bad":
             raise KeyError("\ud800")
-        return prompt(given, tools)
+        return prompt(given, *others)
 
     monkeypatch.setattr(encoder, "encode_prompt", refuse)
     spoken, (left_out,) = encode_rows(read_files([str(path)]).rows, encoder)

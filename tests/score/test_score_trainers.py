@@ -76,8 +76,15 @@ def test_a_judge_is_not_the_policy():
     row, unread = read_row(record, "x:1")
     assert [reply.response for reply in row.replies] == ["<think>4</think>4"]
     assert row.reward == 1.0 and "traces[].agent.name" in unread
+    assert row.left_out == {"traces of agents that are not trained": 1}
     with pytest.raises(ValueError, match="has no trace of an agent that is trained"):
         read_row({"traces": [trace(*TALK, trainable=False)]}, "x:1")
+
+
+@pytest.mark.parametrize("run", [{"step": 7}, {"work": {"step": 7}}, {"work": {"step": None}}])
+def test_the_step_of_an_episode_of_verifiers(run):
+    row, _ = read_row({"traces": [trace(*TALK)], "run": run}, "x:1")
+    assert row.step == (None if run == {"work": {"step": None}} else 7)
 
 
 def test_a_compaction_that_was_given_up_is_left_out():
@@ -85,6 +92,7 @@ def test_a_compaction_that_was_given_up_is_left_out():
     summary = node("assistant", "summary", 1, sampled=True, links=[attempt])
     given_up = trace(*TALK, summary)
     row, _ = read_row({"traces": [given_up]}, "x:1")
+    assert row.left_out == {"summaries from which the harness did not continue": 1}
     assert [reply.response for reply in row.replies] == ["<think>4</think>4"]
     root = node("user", "go on: summary", None, links=[{"type": "compaction", "node": 2}])
     went_on = trace(*TALK, summary, root, node("assistant", "Up", 3, sampled=True))
