@@ -100,6 +100,20 @@ def test_a_compaction_that_was_given_up_is_left_out():
     assert [reply.response for reply in row.replies] == ["<think>4</think>4", "summary", "Up"]
 
 
+@pytest.mark.parametrize(
+    "changes,words",
+    [
+        ({"parent": [0]}, "has the parent [0]"),
+        ({"mask": 4, "token_ids": [1]}, "has 4 as its mask"),
+        ({"semantic_parents": [{"type": ["a"], "node": {}}]}, "has the node {}"),
+    ],
+)
+def test_a_node_that_cannot_be_read_says_why(changes, words):
+    with pytest.raises(ValueError) as caught:
+        read_row({"traces": [trace(TALK[0], TALK[1] | changes)]}, "x:1")
+    assert words in str(caught.value)
+
+
 def test_prime_rls_folder_of_rollouts(tmp_path):
     for step, kind, subset, text in (
         (10, "train", "all", "ten"),

@@ -28,7 +28,9 @@ def _read(record: Fields) -> tuple[ParsedReply, ...]:
             if not values.boolean(node.get("sampled"), "sampled") or index in left_out:
                 continue
             path = [nodes[i] for i in _ancestors(nodes, index)]
-            mask = node.get("mask")
+            mask = values.parse_nested(node.get("mask"))
+            if mask is not None and not isinstance(mask, list):
+                raise ValueError(f"has {format_value(mask)} as its mask; expected a list")
             if all(n.get("token_ids") for n in (*path, node)) and any(mask or ()):
                 ids = values.ids(node.get("token_ids"), "token_ids")
                 mask = [bool(values.boolean(each, "mask")) for each in mask]
@@ -67,10 +69,14 @@ def _left_compactions(nodes: Sequence[Fields]) -> set[int]:
 
     They are not trained (verifiers/v1/trace.py, `branches`).
     """
-    parents = {node.values.get("parent") for node in nodes}
+    parents = {values.whole(node.get("parent"), "parent") for node in nodes}
     links = [values.parse_nested(node.get("semantic_parents")) for node in nodes]
     kinds = [
-        {(link.get("type"), link.get("node")) for link in each if isinstance(link, dict)}
+        {
+            (str(link.get("type")), values.whole(link.get("node"), "node"))
+            for link in each
+            if isinstance(link, dict)
+        }
         if isinstance(each, list)
         else set()
         for each in links
