@@ -32,7 +32,11 @@ setup(
         *(f"ragen_jax.{name}" for name in find_packages(include=["envs*", "configs*"])),
     ],
     package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
-    package_data={"ragen_jax": ["py.typed"], "ragen_jax.report": ["assets/*"]},
+    package_data={
+        "ragen_jax": ["py.typed"],
+        "ragen_jax.report": ["assets/*"],
+        "ragen_jax.score": ["sample/*.gz", "sample/model/*"],
+    },
     # Each script runs the command of the same name.
     entry_points={
         "console_scripts": [

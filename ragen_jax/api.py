@@ -225,7 +225,7 @@ def score(
             out=None if out is None else Path(out),
             **options,
         )
-        return score_files(settings)
+        return list(score_files(settings).rows)
 
 
 def _folder(run: "Run | str | Path") -> Path:

@@ -64,7 +64,7 @@ class Change:
     page: str
 
     def rule(self) -> LevelRule:
-        moved = f"at least {self.factor:g}" if self.factor > 1 else f"at most {self.factor:g}"
+        moved = f"at least {self.factor:.2g}" if self.factor > 1 else f"at most {self.factor:.2g}"
         return LevelRule(
             self.name,
             WEAK,

@@ -7,7 +7,7 @@ import importlib.util
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ MOST_REASON = 1000  # largest number of characters of a reason
 class Broken:
     """A row that cannot be used."""
 
-    place: str  # FILE:LINE
+    place: str  # FILE:LINE, or FILE if it cannot be read
     reason: str
 
 
@@ -59,6 +59,7 @@ def read_files(
     rewards: Sequence[str] = (),
     rows: Sequence[Any] = (),
     form: str = "",
+    skip: Collection[Path] = (),
 ) -> FileContents:
     """Read the rows of files, and rows that are in memory.
 
@@ -70,6 +71,7 @@ def read_files(
       rewards: see `formats.read_row`.
       rows: further rows, as a JSON file would hold them; they count as a file after the others.
       form: name of the format of all rows, in any case; "": recognised row by row.
+      skip: files that are not read, but count in the order of files.
 
     Raises:
       ValueError: a file is missing or of an unknown kind, pyarrow is needed but missing, the format
@@ -77,7 +79,12 @@ def read_files(
     """
     form = find_format(form)
     listed, others = find_sources(names)
-    paths = [(order, path) for order, source in enumerate(listed, 1) for path in source.paths]
+    paths = [
+        (order, path)
+        for order, source in enumerate(listed, 1)
+        for path in source.paths
+        if path not in skip
+    ]
     _check_parquet([path for _, path in paths if path.suffix == ".parquet"])
     found = FileContents([], [], {}, others)
     digests: set[bytes] = set()  # digests of all rows
@@ -92,7 +99,7 @@ def read_files(
         sources.append((len(listed) + 1, "rows", None, None, enumerate(rows, start=1)))
     for order, source, step, day, records in sources:
         for number, record in records:
-            place = f"{source}:{number}"
+            place = f"{source}:{number}" if number else source
             if shows_images(record):
                 raise ValueError(
                     f"{place} is from an agent with images, which score does not support; pass "
@@ -139,7 +146,10 @@ def _with_trial(
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (line or row number from 1, its content or a ValueError if that is unreadable)."""
+    """Yield (line or row number from 1, its content or a ValueError if that is unreadable).
+
+    Number 0 is a file that cannot be read, or not to its end.
+    """
     if path.suffix == ".parquet":
         from pyarrow import ArrowException, parquet
 
@@ -152,7 +162,7 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                         record = {name: _plain(value) for name, value in record.items()}
                     yield number, record
         except (ArrowException, OSError) as error:
-            raise ValueError(f"--rollouts={path} is not a Parquet file: {error}") from error
+            yield 0, ValueError(f"cannot be read as Parquet: {error}")
         return
     try:
         lines = _lines(path)
@@ -164,7 +174,8 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                 yield from enumerate(content if isinstance(content, list) else [content], start=1)
                 return
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"--rollouts={path} cannot be read: {error}") from error
+        yield 0, ValueError(f"cannot be read: {error}")
+        return
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

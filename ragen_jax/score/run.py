@@ -14,14 +14,17 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_model
 from ragen_jax.configs.base import Config
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.rules import Records
+from ragen_jax.core.types import Metrics, Params
+from ragen_jax.diagnostics.level_rules import find_levels
+from ragen_jax.diagnostics.rules import BAD, Records
 from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.diagnostics.symptoms import Text
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
 from ragen_jax.model.layout import sampling_params
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.report.matrices import StoredMatrix
-from ragen_jax.report.page import write_page
+from ragen_jax.report.page import Contents, write_page
 from ragen_jax.report.runs import ONLY
 from ragen_jax.run.judgement import describe
 from ragen_jax.run.log import scores_to_show
@@ -39,6 +42,9 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
 
 DEFAULTS = Config()
+# A model organism, and rollouts of its run (configs/organism.py, sokoban+no_filter, seed 0): four
+# members of eight groups in every tenth step.
+SAMPLE_FILES = Path(__file__).parent / "sample"
 NOT_SHOWN = ("date", "micro_batch", "out", "all", "rows")  # settings that the page does not list
 NAMED = 5  # largest number of broken rows that are listed individually
 # Columns of a timeline: metric, short name, format.
@@ -77,53 +83,61 @@ class ScoreSettings:
     all: bool = False  # print every figure of a single step
 
 
-def score_files(settings: ScoreSettings) -> list[Metrics]:
-    """Score the rollouts, print what they show, and write the files of settings.out.
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """A model that scores, on its mesh.
 
-    Returns:
-      the metrics of each step.
+    text, tags: as in `symptom_metrics`
+    """
+
+    model: Qwen
+    params: Params
+    mesh: jax.sharding.Mesh
+    sampling: ScoringSettings
+    text: Text
+    tags: tuple[str, str]
+
+    def score(self, step: ScoredStep) -> tuple[Metrics, list[StoredMatrix]]:
+        """Return (the metrics of a step, its first-turn scores if any)."""
+        scores: list[Scores] = []
+        with jax.set_mesh(self.mesh):
+            metrics = step_metrics(self.model, self.params, step, self.sampling, scores.append)
+        metrics |= step_symptoms(step, self.text, self.tags)
+        return metrics, [StoredMatrix(ONLY, step.number, scores_to_show(each)) for each in scores]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Scored steps, in order, and the rows that they are from."""
+
+    steps: Sequence[ScoredStep]
+    rows: Sequence[Metrics]  # with the alarm, if there are several
+    stored: Sequence[StoredMatrix]
+    read: FileContents
+
+
+def score_files(settings: ScoreSettings) -> Scored:
+    """Score the rollouts, print what they show, and write the files of settings.out.
 
     Raises:
       ValueError: the model cannot be read, or no row can be used.
     """
     with command.bad_input():
-        directory = hf.resolve(policy_directory(settings.model))
-        shape = hf.model_config(directory)
-        tokenizer = hf.load_tokenizer(directory)
-        date = settings.date or command.today().isoformat()
-        if not is_day(date):
-            raise ValueError(f"--date={date} is not a date; expected YYYY-MM-DD")
-        encoder = Encoder(
-            tokenizer, shape.vocab_size, settings.think, settings.answer, date, shape.max_positions
-        )
+        directory, encoder = make_encoder(settings)
         steps, read, surprises = prepare(settings, encoder)
         report_lines(settings, read, steps, surprises, encoder)
         if encoder.writes_date():
-            for line in day_lines(read.rows, date, given=bool(settings.date)):
+            for line in day_lines(read.rows, encoder.date or "", given=bool(settings.date)):
                 console(line)
-        mesh = make_mesh(data=-1, fsdp=1, tensor=1)
-        model, params, _ = hf.load(directory, mesh=mesh, dtype=settings.dtype)
-        model = build_model(
-            dataclasses.replace(DEFAULTS.model, dtype=settings.dtype), model.config, mesh
-        )
-        params = sampling_params(params, model, mesh)
-    sampling = ScoringSettings(
-        first_turn_samples=settings.first_turn_samples,
-        trajectory_samples=settings.trajectory_samples,
-        micro_batch=settings.micro_batch,
-        seed=settings.seed,
-    )
+        scorer = load_scorer(settings, directory, encoder)
     rows: list[Metrics] = []
     stored: list[StoredMatrix] = []
-    text, tags = text_decoder(tokenizer), (encoder.opening, encoder.closing)
-    with jax.set_mesh(mesh):
-        for step in steps:
-            scores: list[Scores] = []
-            rows.append(step_metrics(model, params, step, sampling, scores.append))
-            rows[-1] |= step_symptoms(step, text, tags)
-            stored += [StoredMatrix(ONLY, step.number, scores_to_show(each)) for each in scores]
-            if len(steps) > 1:
-                console(step_line(step.number, rows[-1]))
+    for step in steps:
+        metrics, matrices = scorer.score(step)
+        rows.append(metrics)
+        stored += matrices
+        if len(steps) > 1:
+            console(step_line(step.number, metrics))
     if len(steps) > 1:
         rows, fired = add_alarm(rows, DEFAULTS.regimes)
         for index, alarm in fired:
@@ -131,10 +145,8 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
     elif settings.all:
         for line in figure_lines(rows[0]):
             console(line)
-    for line in verdict_lines(steps, rows):
-        console(line)
-    for line in shared_lines(steps, rows, text, tags):
-        console(line)
+    scored = Scored(steps, rows, stored, read)
+    show_verdict(scored, scorer)
     if len(steps) == 1 and not settings.all:
         console(step_line(None, rows[0]))
         console("--all prints every figure")
@@ -142,10 +154,72 @@ def score_files(settings: ScoreSettings) -> list[Metrics]:
         if not any(name.startswith("collapse/") for name in row):
             _warn(f"step {step.number}: fewer than two prompts have reasoning to compare")
     if settings.out:
-        write(settings, settings.out, steps, rows, read, encoder)
-        page = settings.out.with_suffix(".html")
-        write_html(settings, page, steps, rows, stored, encoder)
-    return rows
+        for line in write_results(settings, settings.out, scored, encoder):
+            console(line)
+    return scored
+
+
+def make_encoder(settings: ScoreSettings) -> tuple[Path, Encoder]:
+    """Return (the directory of the model, what encodes rows for it).
+
+    Raises:
+      ValueError: the model cannot be read, or the date is none.
+    """
+    directory = hf.resolve(policy_directory(settings.model))
+    shape = hf.model_config(directory)
+    date = settings.date or command.today().isoformat()
+    if not is_day(date):
+        raise ValueError(f"--date={date} is not a date; expected YYYY-MM-DD")
+    tokenizer = hf.load_tokenizer(directory)
+    return directory, Encoder(
+        tokenizer, shape.vocab_size, settings.think, settings.answer, date, shape.max_positions
+    )
+
+
+def load_scorer(settings: ScoreSettings, directory: Path, encoder: Encoder) -> Scorer:
+    """Load the model of a directory.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    mesh = make_mesh(data=-1, fsdp=1, tensor=1)
+    model, params, _ = hf.load(directory, mesh=mesh, dtype=settings.dtype)
+    model = build_model(
+        dataclasses.replace(DEFAULTS.model, dtype=settings.dtype), model.config, mesh
+    )
+    return Scorer(
+        model=model,
+        params=sampling_params(params, model, mesh),
+        mesh=mesh,
+        sampling=ScoringSettings(
+            first_turn_samples=settings.first_turn_samples,
+            trajectory_samples=settings.trajectory_samples,
+            micro_batch=settings.micro_batch,
+            seed=settings.seed,
+        ),
+        text=text_decoder(encoder.tokenizer),
+        tags=(encoder.opening, encoder.closing),
+    )
+
+
+def show_verdict(scored: Scored, scorer: Scorer) -> None:
+    """Print what the figures say about the reasoning, and what reasonings share if it is little."""
+    for line in describe(_records(scored.steps, scored.rows)):
+        console(line)
+    for line in shared_lines(scored.steps, scored.rows, scorer.text, scorer.tags):
+        console(line)
+
+
+def is_bad(scored: Scored) -> bool:
+    """Return whether the alarm is on at the last step, or a rule of the grade BAD holds."""
+    findings = find_levels(_records(scored.steps, scored.rows))
+    on = scored.rows[-1].get("regime/alarm", 0.0) > 0
+    return on or any(finding.rule.grade == BAD for finding in findings)
+
+
+def _records(steps: Sequence[ScoredStep], rows: Sequence[Metrics]) -> Records:
+    found = [{"step": step.number} | row for step, row in zip(steps, rows, strict=True)]
+    return Records(rows=found, updates=found, outcomes={})
 
 
 def prepare(
@@ -222,12 +296,6 @@ def report_lines(
         )
 
 
-def verdict_lines(steps: Sequence[ScoredStep], rows: Sequence[Metrics]) -> list[str]:
-    """Return what the figures say about the reasoning, by the rules of a run's report."""
-    found = [{"step": step.number} | row for step, row in zip(steps, rows, strict=True)]
-    return describe(Records(rows=found, updates=found, outcomes={}))
-
-
 def figure_lines(metrics: Metrics) -> Iterable[str]:
     """Return a line for each metric, with its interval."""
     for name, value in metrics.items():
@@ -242,15 +310,15 @@ def step_line(number: int | None, metrics: Metrics) -> str:
     return "  ".join([f"step {number}"] * (number is not None) + cells)
 
 
-def write(
-    settings: ScoreSettings,
-    path: Path,
-    steps: Sequence[ScoredStep],
-    rows: Sequence[Metrics],
-    read: FileContents,
-    encoder: Encoder,
-) -> None:
-    """Write all metrics and their sources as a JSON object."""
+def write_results(
+    settings: ScoreSettings, path: Path, scored: Scored, encoder: Encoder
+) -> list[str]:
+    """Write all metrics and their sources as a JSON object, and the report page next to it.
+
+    Returns:
+      lines that name the files.
+    """
+    read, page = scored.read, path.with_suffix(".html")
     days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
     document: dict[str, Any] = {
         "model": settings.model,
@@ -268,28 +336,23 @@ def write(
         "steps": [
             {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}
             | {name: value for name, value in row.items() if math.isfinite(value)}
-            for s, row in zip(steps, rows, strict=True)
+            for s, row in zip(scored.steps, scored.rows, strict=True)
         ],
     }
     atomic_write(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
-    console(f"all metrics: {path}")
+    write_page([_page(settings, scored, encoder)], page)
+    return [f"all metrics: {path}", f"report: {page}"]
 
 
-def write_html(
-    settings: ScoreSettings,
-    path: Path,
-    steps: Sequence[ScoredStep],
-    rows: Sequence[Metrics],
-    stored: Sequence[StoredMatrix],
-    encoder: Encoder,
-) -> None:
-    """Write the report page."""
+def _page(settings: ScoreSettings, scored: Scored, encoder: Encoder) -> Contents:
+    """Return the contents of the report page."""
+    steps = scored.steps
     files = [Path(name).name for name in settings.rollouts] or ["rows"]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    found = contents(
+    return contents(
         steps,
-        rows,
-        stored,
+        scored.rows,
+        scored.stored,
         encoder.tokenizer.backend_tokenizer,
         name=files[0] + more,
         about=(
@@ -304,8 +367,6 @@ def write_html(
         config=DEFAULTS.to_dict(),
         tags=(encoder.opening, encoder.closing),
     )
-    write_page([found], path)
-    console(f"report: {path}")
 
 
 def _words(row: Broken) -> str:

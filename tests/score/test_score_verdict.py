@@ -52,6 +52,16 @@ def text_of(html):
     )
 
 
+def test_the_gate_fails_a_collapse_only(model, agent, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    words = f"--model={model}", f"--rollouts={path}", f"--out={tmp_path / 's.json'}", "--gate"
+    for template, expected in ((False, 0), (True, 3)):
+        rows = rows_of_step(agent.environment, 1, template=template)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        code, printed, errors = call("ragen_jax.score", *words)
+        assert code == expected, printed + errors
+
+
 def test_a_collapse_in_the_last_of_two_steps_is_red(model, agent, tmp_path):
     rows = rows_of_step(agent.environment, 1) + rows_of_step(agent.environment, 2, template=True)
     printed, html = score(model, tmp_path, rows)
