@@ -33,9 +33,11 @@ def enter_phase(place: str, *, total: int = 0, unit: str = "", since: float | No
 
 
 def begin_count(total: int, unit: str) -> bool:
-    """Count the units of the phase (`enter_phase`); return False if they are counted already."""
-    if NOW.total:
+    """Count units of the phase (`enter_phase`); return False while others are counted."""
+    if NOW.done < NOW.total:
         return False
+    if NOW.total:  # a further part of the phase
+        NOW.since = time.monotonic()
     NOW.done, NOW.total, NOW.unit = 0, total, unit
     return True
 

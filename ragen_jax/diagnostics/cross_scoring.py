@@ -25,6 +25,7 @@ from jax.stages import Wrapped
 
 from ragen_jax.core.compilation import compiled
 from ragen_jax.core.padding import length_bucket, pad_rows
+from ragen_jax.core.progress import advance, begin_count
 from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import LEAST_PREFIX, Segment, prepend
@@ -162,6 +163,11 @@ def _score_all(
     for r, (column, _) in enumerate(swapped):
         rows_of[column].append(r)
 
+    widest = [max(map(len, rows_of[n0 : n0 + n])) for n0 in range(0, N, n)]
+    widths = [min(padded_length(most, 8), m) if most else 1 for most in widest]
+    shapes = zip(widest, widths, strict=True)
+    counts = begin_count(sum(-(-M // m) + -(-most // width) for most, width in shapes), "calls")
+
     scores = np.zeros((1 + actions, M, N), np.float32)
     action_R = np.zeros(len(swapped), np.float32)
 
@@ -174,7 +180,7 @@ def _score_all(
 
     def calls():
         """Yield (function that stores the scores, scores on the device) for each call."""
-        for n0 in range(0, N, n):
+        for n0, most, width in zip(range(0, N, n), widest, widths, strict=True):
             rows = pad_rows(rests[n0 : n0 + n], P, size=n)
             read = _call(read_prompts, model, params, *rows, prefix)
             for m0 in range(0, M, m):
@@ -184,8 +190,6 @@ def _score_all(
                 block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep, n0, chosen), block
             here = rows_of[n0 : n0 + n]
-            most = max(map(len, here))
-            width = min(padded_length(most, 8), m) if most else 1
             for r0 in range(0, most, width):
                 chosen = [rows[r0 : r0 + width] for rows in here]
                 anything = next(rows[0] for rows in chosen if rows)
@@ -202,6 +206,7 @@ def _score_all(
     for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
         if not _compiling.get():
             store(np.asarray(block))
+        advance(int(counts))
     return scores[:, row_M][:, :, column_N], action_R[row_R]
 
 

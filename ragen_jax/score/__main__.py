@@ -37,6 +37,7 @@ from ragen_jax.score.formats import FORMATS, find_format
 from ragen_jax.score.run import DEFAULTS, SAMPLE_FILES, ScoreSettings, is_bad, score_files
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
+from ragen_jax.storage.heartbeat import heartbeat
 
 RED = 3  # exit code with --gate
 
@@ -64,6 +65,12 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    with heartbeat():
+        score()
+
+
+def score() -> None:
+    """Score as the flags say, and exit with code RED if the gate fails."""
     enable_compilation_cache()
     rollouts = (str(SAMPLE_FILES / "rollouts.jsonl.gz"),) if SAMPLE.value else ROLLOUTS.value
     settings = ScoreSettings(

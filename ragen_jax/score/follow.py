@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ragen_jax.config import command_line as command
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.types import Metrics
 from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.score.encode import Encoder
@@ -126,6 +127,7 @@ class Follower:
         if not usable:
             return broken
         (step,), _ = make_steps(usable, spoken)
+        enter_phase(f"scoring step {number}")
         metrics, stored = self._scorer.score(step)
         kinds = collections.Counter(self._encoder.prompt_kinds)
         self._steps[number] = _Step(rows, step, metrics, stored, kinds)
@@ -178,6 +180,7 @@ def follow_files(settings: ScoreSettings, *, gate: bool, wait: Callable[[], bool
             new = follower.look()
         if gate and new and follower.scored is not None and is_bad(follower.scored):
             break
+        enter_phase("")  # the next rows may come in hours
         if not wait():
             break
     if follower.scored is not None:

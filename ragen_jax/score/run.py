@@ -13,6 +13,7 @@ import jax
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_model
 from ragen_jax.configs.base import Config
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.diagnostics.level_rules import find_levels
@@ -123,6 +124,7 @@ def score_files(settings: ScoreSettings) -> Scored:
       ValueError: the model cannot be read, or no row can be used.
     """
     with command.bad_input():
+        enter_phase("reading the rollouts")
         directory, encoder = make_encoder(settings)
         steps, read, surprises = prepare(settings, encoder)
         report_lines(settings, read, steps, surprises, encoder)
@@ -133,6 +135,7 @@ def score_files(settings: ScoreSettings) -> Scored:
     rows: list[Metrics] = []
     stored: list[StoredMatrix] = []
     for step in steps:
+        enter_phase(f"scoring step {step.number}")
         metrics, matrices = scorer.score(step)
         rows.append(metrics)
         stored += matrices
@@ -182,6 +185,7 @@ def load_scorer(settings: ScoreSettings, directory: Path, encoder: Encoder) -> S
     Raises:
       ValueError: it cannot be read.
     """
+    enter_phase(f"loading {directory}")
     mesh = make_mesh(data=-1, fsdp=1, tensor=1)
     model, params, _ = hf.load(directory, mesh=mesh, dtype=settings.dtype)
     model = build_model(
