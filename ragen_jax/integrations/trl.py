@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from ragen_jax.integrations.monitor import CollapseMonitor, MonitorSettings, Rollout
+from ragen_jax.integrations.monitor import LOGGER, CollapseMonitor, MonitorSettings, Rollout
 from ragen_jax.integrations.torch_model import torch_logprob
 
 TRIED = "1.16.0"  # the version of TRL that the tests run
@@ -78,6 +78,7 @@ def monitor_collapse(
         raise ValueError(f"every is {every!r}; it must be a whole number from 0")
     if not jax.config.jax_platforms:  # otherwise JAX might claim the memory of a GPU
         jax.config.update("jax_platforms", "cpu")
+    LOGGER.disabled = not trainer.accelerator.is_main_process  # one line, not one per process
     monitor = CollapseMonitor(_tokenizer(trainer), settings)
     logger = _BatchLogger(trainer, monitor, share, every, success_reward)
     generate = trainer._generate_and_score_completions

@@ -1,8 +1,8 @@
-"""Train with TRL: python trl_script.py OPTIONS.json. It writes result.json into its folder `out`.
+"""Train with TRL: python trl_script.py OPTIONS.json. It writes result0.json into its folder `out`.
 
-Options: model, a directory; out; prompts, texts or messages; args, of GRPOConfig; monitor, arguments
-of `monitor_collapse` or null; tools, whether to offer one; replies, texts that stand in for the
-policy's, by the prompt's number in the batch; resume, a checkpoint's folder or null.
+Options: model, a directory; out; prompts, texts or messages; args, of GRPOConfig; monitor,
+arguments of `monitor_collapse`, or none; eval, dropout, tools, whether to have them; replies, texts
+in place of the policy's; resume, the folder of a checkpoint.
 """
 
 import hashlib
