@@ -232,25 +232,26 @@ def _replies(place: str, rollout: Rollout) -> tuple[ParsedReply, ...]:
       ValueError: see `Rollout`.
     """
     prompt, reply, mask = rollout.prompt, rollout.reply, rollout.mask
-    if not isinstance(prompt, str) and not any(isinstance(each, dict) for each in prompt):
+    is_ids = not isinstance(prompt, str) and not any(isinstance(each, dict) for each in prompt)
+    if is_ids:
         prompt = _as_ids(place, "prompt", prompt)
     if isinstance(reply, str):
-        turns = (ParsedReply(prompt, reply, transcript=True),)
-    else:
-        reply = _as_ids(place, "reply", reply)
-        turns = (ParsedReply(prompt, reply),)
+        if mask is not None:
+            raise ValueError(f"{place} has a mask; its reply must be token ids")
+        return (ParsedReply(prompt, reply, transcript=True),)
+    reply = _as_ids(place, "reply", reply)
     if mask is None:
-        return turns
-    if isinstance(reply, str) or not all(type(each) is int for each in prompt):
-        raise ValueError(f"{place} has a mask; its prompt and its reply must be token ids")
+        return (ParsedReply(prompt, reply),)
+    if not is_ids:
+        raise ValueError(f"{place} has a mask; its prompt must be token ids")
     if len(mask) != len(reply):
         raise ValueError(f"{place} has a mask of {len(mask)} for a reply of {len(reply)} tokens")
-    turns, start = [], 0
+    every = [*_as_ids(place, "prompt", prompt), *reply]
+    turns, end = [], len(prompt)
     for sampled, run in itertools.groupby(mask, key=bool):
-        end = start + len(list(run))
+        start, end = end, end + len(list(run))
         if sampled:
-            turns.append(ParsedReply([*prompt, *reply[:start]], reply[start:end]))
-        start = end
+            turns.append(ParsedReply(every[:start], every[start:end]))
     return tuple(turns) or (ParsedReply(prompt, []),)
 
 

@@ -45,16 +45,16 @@ def monitor_collapse(
     """Log collapse figures at every generation batch of a trainer, scored by its model.
 
     rollout/*, anatomy/* and regime/* are logged for each batch, collapse/* when it is scored. The
-    first batch is scored; then one is scored as soon as the monitor's time, with the expected time
-    of this scoring, is at most `share` of the time since the first batch began (`time/monitor`,
-    `time/monitor_share`). A resumed run continues the alarm from the trainer's log history.
+    first batch is scored; after a scoring of t seconds (time/monitor), the next is that of the
+    first batch after t / share seconds. time/monitor_share is the fraction of the time since the
+    first batch began. A resumed run continues the alarm from the trainer's log history.
 
     JAX, which computes some figures, is kept on the CPU unless JAX_PLATFORMS is set.
 
     Args:
       trainer: GRPOTrainer or RLOOTrainer, before `train`.
       settings: the samples, and the tags of the reasoning.
-      share: fraction of the time, above 0 and at most 1.
+      share: largest fraction of the time, but for the last scoring; above 0 and at most 1.
       every: score each n-th batch instead, whatever it costs; 0: as `share` allows.
       success_reward: reward from which a rollout counts as solved, for anatomy/solved and failed;
         None: rewards do not say so.
@@ -76,6 +76,7 @@ def monitor_collapse(
         raise ValueError(f"share is {share!r}; it must be a fraction above 0 and at most 1")
     if type(every) is not int or every < 0:
         raise ValueError(f"every is {every!r}; it must be a whole number from 0")
+    # ty: ignore[missing-attribute] options of JAX are made at run time
     if not jax.config.jax_platforms:  # otherwise JAX might claim the memory of a GPU
         jax.config.update("jax_platforms", "cpu")
     LOGGER.disabled = not trainer.accelerator.is_main_process  # one line, not one per process
@@ -108,7 +109,7 @@ class _BatchLogger:
     batches: int = 0  # number of batches of training
     began: float = math.nan  # when the first batch began, in seconds
     spent: float = 0.0  # seconds of the monitor since then
-    scoring: float = 0.0  # seconds of the last batch that was scored
+    next_scoring: float = -math.inf  # earliest time of the next scoring, in seconds
 
     def begin(self) -> None:
         if math.isnan(self.began):
@@ -135,18 +136,14 @@ class _BatchLogger:
         now = time.perf_counter()
         self.spent += now - start
         if due:
-            self.scoring = now - start
+            self.next_scoring = now + (now - start) / self.share
             metrics["time/monitor"] = now - start
         metrics["time/monitor_share"] = self.spent / (now - self.began)
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
 
     def _is_due(self, now: float) -> bool:
-        if self.batches == 1:
-            return True
-        if self.every:
-            return (self.batches - 1) % self.every == 0
-        return self.spent + self.scoring <= self.share * (now - self.began + self.scoring)
+        return (self.batches - 1) % self.every == 0 if self.every else now >= self.next_scoring
 
     def _rollouts(self, batch: dict[str, Any]) -> list[Rollout]:
         """Return the rollouts of all processes."""
@@ -172,6 +169,7 @@ def _gather(items: list[Any], accelerator: Any) -> list[Any]:
     """Return the items of all processes, in their order."""
     if accelerator.num_processes == 1:
         return items
+    # ty: ignore[import-not-found] not a dependency
     from accelerate.utils import gather_object
 
     return gather_object(items)

@@ -78,6 +78,7 @@ def assert_equal(found, expected):
         assert found[key] == pytest.approx(value, abs=1e-4), key
 
 
+@pytest.mark.medium
 def test_the_figures_of_a_step_are_those_of_score(agent, model, encode, logprob):
     rows, rollouts = [], []
     for (room, text), reward in zip(replies(), rewards(20), strict=True):
@@ -93,6 +94,7 @@ def test_the_figures_of_a_step_are_those_of_score(agent, model, encode, logprob)
     assert_equal(found, expected)
 
 
+@pytest.mark.medium
 def test_texts_and_messages_are_read_as_score_reads_them(agent, model, logprob):
     rows, rollouts = [], []
     for index, (room, text) in enumerate(replies()):
@@ -106,6 +108,7 @@ def test_texts_and_messages_are_read_as_score_reads_them(agent, model, logprob):
     assert_equal(found, score(rows, model))
 
 
+@pytest.mark.medium
 def test_runs_of_sampled_tokens_are_turns(agent, model, encode, logprob):
     rows, rollouts = [], []
     for room, text in replies():
@@ -151,6 +154,7 @@ def test_a_step_scores_some_reasonings_under_some_prompts_each_pair_once(agent, 
     assert {agent.tokenizer.decode(x).split("user\n")[1][0] for x in prompts} == {"0", "4", "8"}
     assert found["collapse/first_turn/retrieval_acc"] == pytest.approx(1 / 3)
     assert found["rollout/replies"] == 36
+    assert not monitor._encoder._read  # a long run would keep every prompt
     assert not any(name.startswith("collapse/") for name in monitor.update(2, rollouts))
 
 
@@ -169,6 +173,7 @@ def template_after(step, steps, agent, encode):
         ]
 
 
+@pytest.mark.medium
 def test_an_alarm_and_its_levels_after_a_resumption(agent, encode, caplog):
     def logprob(prompts, completions):
         """Reasoning that names its room is likely under that room's prompt alone."""
@@ -229,8 +234,8 @@ def fail(prompts, completions):
     "rollout,message",
     [
         (Rollout([1], [2, 3], [1]), "rollout 0 has a mask of 1 for a reply of 2 tokens"),
-        (Rollout([1], "x", [1]), "rollout 0 has a mask; its prompt and its reply must be token"),
-        (Rollout("x", [1], [1]), "rollout 0 has a mask; its prompt and its reply must be token"),
+        (Rollout([1], "x", [1]), "rollout 0 has a mask; its reply must be token ids"),
+        (Rollout("x", [1], [1]), "rollout 0 has a mask; its prompt must be token ids"),
         (Rollout([1], [-2]), "rollout 0 has .* as its reply; expected token ids"),
         (Rollout([1.5], [2]), "rollout 0 has .* as its prompt; expected token ids"),
     ],
@@ -261,6 +266,7 @@ def test_unusable_settings(words):
         MonitorSettings(**words)
 
 
+@pytest.mark.medium
 def test_other_tags(agent, encode, logprob):
     monitor = monitor_of(agent, think=("<t>", "</t>"), answer=())
     rollouts = [
@@ -272,6 +278,7 @@ def test_other_tags(agent, encode, logprob):
         monitor_of(agent, think=("<t>",))
 
 
+@pytest.mark.medium
 def test_importing_needs_no_torch_no_tensorflow_and_starts_no_device():
     code = (
         "import sys, ragen_jax.integrations.trl\n"

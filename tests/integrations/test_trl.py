@@ -4,6 +4,7 @@ TRL_PYTHON names a Python with torch, trl (1.16), transformers and our dependenc
 chex, optax, scipy, ml_collections and gymnasium; it need not be this one.
 """
 
+import collections
 import importlib.util
 import json
 import os
@@ -213,6 +214,14 @@ def test_a_resumed_run_continues_the_alarm_and_the_weights(model, rooms, tmp_pat
     assert before == after and "regime/alarm" in before
 
 
+PADDED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+class Tensor(list):
+    def tolist(self):
+        return list(self)
+
+
 def stand_in(**words):
     """The parts of a trainer that the monitor reads."""
     state = SimpleNamespace(global_step=0, log_history=[])
@@ -226,7 +235,7 @@ def stand_in(**words):
         num_generations=MEMBERS,
         processing_class=None,
         reward_func_names=[],
-        reward_weights=[],
+        reward_weights=Tensor(),
         state=state,
     )
     return SimpleNamespace(**parts | words)
@@ -263,35 +272,49 @@ def test_what_cannot_be_attached_is_refused(agent, monkeypatch):
 
 
 @pytest.mark.fast
-def test_the_monitor_keeps_its_share_by_scoring_less_often():
-    """Steps of a second; a scoring takes 0.5 s, the first one 2 s."""
-    logger = trl._BatchLogger(None, None, share=0.1, every=0, success_reward=None, began=0.0)
-    now, shares, scored = 0.0, [], []
-    for step in range(1, 101):
-        now += 1.0
-        logger.batches += 1
-        if logger._is_due(now):
-            logger.scoring = 2.0 if step == 1 else 0.5
-            logger.spent += logger.scoring
-            now += logger.scoring
-            scored.append(step)
-        shares.append(logger.spent / now)
-    assert scored[:2] == [1, 36] and len(scored) > 12
-    assert max(shares[36:]) <= 0.1 and shares[-1] > 0.08
-    logger = trl._BatchLogger(None, None, share=0.1, every=3, success_reward=None, began=0.0)
-    due = []
-    for _ in range(7):
-        logger.batches += 1
-        due.append(logger._is_due(0.0))
-    assert due == [True, False, False, True, False, False, True]
+@pytest.mark.parametrize(
+    "words,due", [({}, [1, *range(21, 101, 5)]), ({"every": 30}, [1, 31, 61, 91])]
+)
+def test_the_monitor_keeps_its_share_by_scoring_less_often(agent, monkeypatch, words, due):
+    """Batches of a second; the first scoring takes 2 s, the others 0.5 s."""
+    now, batches, scored = 0.0, 0, []
+
+    def generate(inputs):
+        nonlocal now, batches
+        now, batches = now + 1.0, batches + 1
+        return {name: Tensor() for name in PADDED}
+
+    def update(step, rollouts, logprob):
+        nonlocal now
+        if logprob is not None:
+            now += 0.5 if scored else 2.0
+            scored.append(batches)
+        return {"rollout/replies": 1.0}
+
+    trainer = stand_in(
+        processing_class=agent.tokenizer,
+        args=SimpleNamespace(per_device_train_batch_size=1),
+        _generate_and_score_completions=generate,
+        _metrics={"train": collections.defaultdict(list)},
+    )
+    monkeypatch.setattr(trl, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(trl, "torch_logprob", lambda *args, **options: "logprob")
+    monkeypatch.setattr(trl.monitor_collapse(trainer, **words), "update", update)
+    for _ in range(100):
+        trainer._generate_and_score_completions(None)
+    assert scored == due
+    logged = trainer._metrics["train"]
+    assert len(logged["rollout/replies"]) == len(logged["time/monitor_share"]) == 100
+    assert logged["time/monitor"] == [2.0, *[0.5] * (len(due) - 1)]
+    assert logged["time/monitor_share"][-1] == pytest.approx(sum(logged["time/monitor"]) / now)
+    assert logged["time/monitor_share"][-1] < 0.1
+    trainer.model.training = False
+    trainer._generate_and_score_completions(None)  # an evaluation
+    assert len(logged["rollout/replies"]) == 100
 
 
 @pytest.mark.fast
 def test_rows_are_read_without_their_padding():
-    class Tensor(list):
-        def tolist(self):
-            return list(self)
-
     batch = {
         "prompt_ids": Tensor([[0, 5, 6], [5, 6, 7], [0, 0, 8]]),
         "prompt_mask": Tensor([[0, 1, 1], [1, 1, 1], [0, 0, 1]]),
