@@ -11,13 +11,14 @@ prompts whose earlier replies have no reasonings, and the last form does both.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import Episode, Metrics, Params, Turn
-from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.cross_scoring import Ids, cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
@@ -34,6 +35,9 @@ FORMS = (
 )
 SCOPES = FORMS[:2]  # the paper's scopes; zscores.py averages their std over steps
 
+# (prompts, reasonings) -> (score_MN, length_M), as `cross_score` returns them
+Scorer = Callable[[Sequence[Ids], Sequence[Ids]], tuple[np.ndarray, np.ndarray]]
+
 
 @dataclasses.dataclass(frozen=True)
 class ScopeSizes:
@@ -41,7 +45,8 @@ class ScopeSizes:
 
     first_turn_samples: int  # maximum number of reasonings of the first-turn scope
     trajectory_samples: int  # S, number of episodes of the trajectory scope; 1: left out
-    micro_batch: int  # (prompt, reasoning) rows per device call
+    # (prompt, reasoning) rows per device call; not read by `scope_metrics`, whose scorer decides
+    micro_batch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +110,38 @@ def collapse_metrics(
       `log_margin`; with `flow`, flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left
       out when fewer than two prompts have a scorable reasoning.
     """
-    micro_batch = sizes.micro_batch
+
+    def score(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
+        return cross_score(model, params, prompts, reasonings, micro_batch=sizes.micro_batch)
+
+    score_with_flow = None
+    if flow:
+        score_with_flow = functools.partial(
+            score_flow, model, params, micro_batch=sizes.micro_batch
+        )
+    return scope_metrics(
+        score, episodes, sizes, key, score_with_flow=score_with_flow, chat=chat, keep=keep
+    )
+
+
+def scope_metrics(
+    score: Scorer,
+    episodes: Sequence[Episode],
+    sizes: ScopeSizes,
+    key: ScopeKey,
+    *,
+    score_with_flow: Callable[..., tuple[np.ndarray, np.ndarray, Metrics]] | None = None,
+    chat: Chat | None = None,
+    keep: Callable[[Scores], None] | None = None,
+) -> Metrics:
+    """Return `collapse_metrics` from the scores of any model.
+
+    Args:
+      score: the scorer of reasonings under prompts.
+      score_with_flow: scores of a scope together with its flow figures: `score_flow` with a model;
+        None: no flow figures.
+      episodes, sizes, key, chat, keep: as in `collapse_metrics`.
+    """
     # A prompt of an environment that broke may show nothing of the problem.
     episodes = [episode for episode in episodes if not episode.error]
     first = first_turns(episodes, samples=sizes.first_turn_samples)
@@ -117,23 +153,20 @@ def collapse_metrics(
         if len(sample.prompts) < 2 or not sample.turns:
             continue
         prompt_id_N = _ids(sample.prompts)
-        if flow:
-            *scores, figures = score_flow(
-                model,
-                params,
+        if score_with_flow is not None:
+            *scores, figures = score_with_flow(
                 sample.prompts,
                 sample.turns,
                 sample.prompt_M,
                 prompt_id_N,
                 group_N=sample.group_N,
                 siblings=scope == "first_turn",  # later turns of a group show other states
-                micro_batch=micro_batch,
                 rng=key.generator(Purpose.PANELS, index),
             )
             metrics |= {f"flow/{scope}/{name}": value for name, value in figures.items()}
         else:
             reasonings = [reasoning_ids(turn) for turn in sample.turns]
-            scores = cross_score(model, params, sample.prompts, reasonings, micro_batch=micro_batch)
+            scores = score(sample.prompts, reasonings)
         scored[scope] = *scores, sample, prompt_id_N, None
         if keep is not None and scope == "first_turn":
             keep(Scores(*scores, sample.prompt_M))
@@ -144,7 +177,7 @@ def collapse_metrics(
         bare = later.prompts if chat is None else _stripped(chat, later)
         if not all(map(np.array_equal, bare, later.prompts)):
             reasonings = [reasoning_ids(turn) for turn in later.turns]
-            scores = cross_score(model, params, bare, reasonings, micro_batch=micro_batch)
+            scores = score(bare, reasonings)
             case = *scores, later, _ids(bare)
             scored["trajectory_stripped"] = *case, None
             scored["trajectory_stripped_within_depth"] = *case, depth_N

@@ -92,6 +92,10 @@ class Encoder:
         self.trailing_observations = 0  # number of outputs that end with an observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
 
+    def forget_prompts(self) -> None:
+        """Release the encoded prompts, which are kept for other rollouts with the same prompt."""
+        self._read.clear()
+
     def writes_date(self) -> bool:
         """Return whether the chat template wrote a date into any prompt."""
         if not any(self.prompt_kinds[kind] for kind in ("messages", "restored", "text")):

@@ -42,23 +42,39 @@ def step_metrics(
     groups whose rows all have a reward; without success/, anatomy has only `mixed`. `keep` is
     called with the first-turn scores, if any.
     """
-    episodes = step.episodes
-    several = any(len(episode.turns) > 1 for episode in episodes)
     metrics = collapse_metrics(
         model,
         params,
-        episodes,
-        ScopeSizes(
-            first_turn_samples=sampling.first_turn_samples or len(episodes),
-            # A scope needs two samples: 1 turns it off.
-            trajectory_samples=(sampling.trajectory_samples or len(episodes)) if several else 1,
-            micro_batch=sampling.micro_batch,
-        ),
+        step.episodes,
+        scope_sizes(step, sampling),
         ScopeKey(seed=sampling.seed, step=step.number),
-        flow=any(turn.answer[1] for episode in episodes for turn in episode.turns),
+        flow=any(turn.answer[1] for episode in step.episodes for turn in episode.turns),
         keep=keep,
     )
-    metrics |= _rollout(step)
+    return finite_metrics(metrics) | recorded_metrics(step)
+
+
+def scope_sizes(step: ScoredStep, sampling: ScoringSettings) -> ScopeSizes:
+    """Return the numbers of samples of a step; only episodes of several turns have trajectories."""
+    episodes = len(step.episodes)
+    several = any(len(episode.turns) > 1 for episode in step.episodes)
+    return ScopeSizes(
+        first_turn_samples=sampling.first_turn_samples or episodes,
+        # A scope needs two samples: 1 turns it off.
+        trajectory_samples=(sampling.trajectory_samples or episodes) if several else 1,
+        micro_batch=sampling.micro_batch,
+    )
+
+
+def finite_metrics(metrics: Metrics) -> Metrics:
+    """Return the metrics that are finite, as Python floats."""
+    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+
+
+def recorded_metrics(step: ScoredStep) -> Metrics:
+    """Return the figures that need no model: the anatomy/, action/ and rollout/ metrics."""
+    episodes = step.episodes
+    metrics = _rollout(step)
     if any(turn.actions for episode in episodes for turn in episode.turns):
         metrics |= measure_by_size(episodes, step.reward_E, lambda e, r: action_metrics(e, len(r)))
     reward_given = list(zip(episodes, np.isfinite(step.reward_E), strict=True))
@@ -70,7 +86,7 @@ def step_metrics(
     if not step.success:
         anatomy = {k: v for k, v in anatomy.items() if k.startswith("anatomy/mixed")}
     metrics |= anatomy
-    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+    return finite_metrics(metrics)
 
 
 def step_symptoms(step: ScoredStep, text: Text, tags: tuple[str, str]) -> Metrics:
