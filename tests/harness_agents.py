@@ -1,9 +1,13 @@
 """Agents with the `openai` package, which tests let a run train."""
 
 import asyncio
+import itertools
 import json
+import os
 import re
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import openai
@@ -55,6 +59,23 @@ def letters(problem, base_url, api_key):
     answer = ask(base_url, api_key, [{"role": "user", "content": problem["ask"]}])
     said = answer.choices[0].message.content or ""
     return said.count("e") / max(len(said), 1)
+
+
+PLAYED = itertools.count(1)
+
+
+def mortal(problem, base_url, api_key):
+    """Two requests. In episode number KILLED_IN, the process is killed between them, as soon as the
+    folder KILLED_AFTER exists."""
+    messages = [{"role": "user", "content": problem["ask"]}]
+    said = ask(base_url, api_key, messages).choices[0].message.content or ""
+    if next(PLAYED) == int(os.environ.get("KILLED_IN", 0)):
+        while not Path(os.environ["KILLED_AFTER"]).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "again"}]
+    again = ask(base_url, api_key, messages).choices[0].message.content or ""
+    return {"reward": (said + again).count("e") / max(len(said + again), 1), "success": False}
 
 
 async def letters_async(problem, base_url, api_key):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -316,6 +318,43 @@ def test_a_run_that_ends_between_steps_resumes_with_the_same_figures(language_mo
         np.testing.assert_array_equal(whole.metrics[name], resumed.metrics[name])
     for a, b in zip(episodes(whole, 2), episodes(resumed, 2), strict=True):
         assert [t["sampled_ids"] for t in a["turns"]] == [t["sampled_ids"] for t in b["turns"]]
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_in_a_rollout_resumes_with_the_same_figures(language_model, tmp_path):
+    """By SIGKILL, in the middle of an episode of step 2."""
+    problems = write_problems(tmp_path / "problems.jsonl", ASKS)
+    fields = harness_fields(language_model, problems, function="harness_agents:mortal")
+    fields |= {"checkpoint.every": 1}
+    whole = ragen_jax.train("harness", workdir=tmp_path / "whole", overrides=fields)
+
+    words = ["--config=harness", f"--workdir={tmp_path / 'cut'}"]
+    words += [f"--config.{name}={value}" for name, value in fields.items()]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    saved = str(tmp_path / "cut/checkpoints/1")
+    killed = subprocess.run(
+        [sys.executable, "-m", "ragen_jax.train", *words],
+        env={**os.environ, "PYTHONPATH": paths, "KILLED_IN": "11", "KILLED_AFTER": saved},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert "step 1/2" in killed.stdout and "step 2/2" not in killed.stdout
+    assert not (tmp_path / "cut/rollouts/step_000002.jsonl").exists()
+
+    resumed = ragen_jax.train(workdir=tmp_path / "cut")
+    for a, b in zip(whole.rows, resumed.rows, strict=True):
+        differ = {
+            name: (a.get(name), b.get(name)) for name in {*a, *b} if a.get(name) != b.get(name)
+        }
+        assert all(name.startswith(MEASURED) for name in differ), differ
+    for step in (1, 2):
+        for a, b in zip(episodes(whole, step), episodes(resumed, step), strict=True):
+            assert len(a["turns"]) == 2
+            assert [t["sampled_ids"] for t in a["turns"]] == [t["sampled_ids"] for t in b["turns"]]
+
+
+MEASURED = ("time/", "throughput/")
 
 
 def test_check_data_does_not_run_the_program(tmp_path):
