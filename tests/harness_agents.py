@@ -1,6 +1,7 @@
 """Agents with the `openai` package, which tests let a run train."""
 
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -85,6 +86,47 @@ async def letters_async(problem, base_url, api_key):
     requests = (client.chat.completions.create(model="any", messages=messages) for _ in range(2))
     answers = await asyncio.gather(*requests)
     return {"reward": float(len(answers)), "success": True, "asked": len(answers)}
+
+
+def streamed(base_url, api_key, messages):
+    """Return the text of a reply that is streamed."""
+    chunks = ask(base_url, api_key, messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def talk(problem, base_url, api_key):
+    """Three requests of a conversation, streamed or not, or left after the first chunk and asked
+    again."""
+    messages, mode = [], problem["mode"]
+    for text in (problem["ask"], "and then?", "at last?"):
+        messages.append({"role": "user", "content": text})
+        if mode == "leaves":
+            with ask(base_url, api_key, messages, stream=True) as chunks:
+                next(iter(chunks))
+        if mode == "whole":
+            said = ask(base_url, api_key, messages).choices[0].message.content or ""
+        else:
+            said = streamed(base_url, api_key, messages)
+        messages.append({"role": "assistant", "content": said})
+    return sum(len(message["content"]) for message in messages)
+
+
+async def flood(problem, base_url, api_key):
+    """64 requests at once, every second one streamed; 16 of them repeat a prompt."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+
+    async def one(number):
+        messages = [{"role": "user", "content": f"{problem['ask']}, part {number % 48}"}]
+        create = functools.partial(
+            client.chat.completions.create, model="any", messages=messages, stream=number % 2 == 1
+        )
+        if number % 2 == 0:
+            return (await create()).usage.completion_tokens
+        *_, last = [c async for c in await create(stream_options={"include_usage": True})]
+        return last.usage.completion_tokens
+
+    sampled = await asyncio.gather(*map(one, range(64)))
+    return {"reward": 1.0, "answered": len(sampled), "sampled": sum(sampled)}
 
 
 def faulty(problem, base_url, api_key):
