@@ -1,9 +1,14 @@
 """Agents with the `openai` package, which tests let a run train."""
 
 import asyncio
+import functools
+import itertools
 import json
+import os
 import re
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import openai
@@ -57,6 +62,23 @@ def letters(problem, base_url, api_key):
     return said.count("e") / max(len(said), 1)
 
 
+PLAYED = itertools.count(1)
+
+
+def mortal(problem, base_url, api_key):
+    """Two requests. In episode number KILLED_IN, the process is killed between them, as soon as the
+    folder KILLED_AFTER exists."""
+    messages = [{"role": "user", "content": problem["ask"]}]
+    said = ask(base_url, api_key, messages).choices[0].message.content or ""
+    if next(PLAYED) == int(os.environ.get("KILLED_IN", 0)):
+        while not Path(os.environ["KILLED_AFTER"]).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "again"}]
+    again = ask(base_url, api_key, messages).choices[0].message.content or ""
+    return {"reward": (said + again).count("e") / max(len(said + again), 1), "success": False}
+
+
 async def letters_async(problem, base_url, api_key):
     """The same, asynchronously, with a second request beside it."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
@@ -64,6 +86,47 @@ async def letters_async(problem, base_url, api_key):
     requests = (client.chat.completions.create(model="any", messages=messages) for _ in range(2))
     answers = await asyncio.gather(*requests)
     return {"reward": float(len(answers)), "success": True, "asked": len(answers)}
+
+
+def streamed(base_url, api_key, messages):
+    """Return the text of a reply that is streamed."""
+    chunks = ask(base_url, api_key, messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def talk(problem, base_url, api_key):
+    """Three requests of a conversation, streamed or not, or left after the first chunk and asked
+    again."""
+    messages, mode = [], problem["mode"]
+    for text in (problem["ask"], "and then?", "at last?"):
+        messages.append({"role": "user", "content": text})
+        if mode == "leaves":
+            with ask(base_url, api_key, messages, stream=True) as chunks:
+                next(iter(chunks))
+        if mode == "whole":
+            said = ask(base_url, api_key, messages).choices[0].message.content or ""
+        else:
+            said = streamed(base_url, api_key, messages)
+        messages.append({"role": "assistant", "content": said})
+    return sum(len(message["content"]) for message in messages)
+
+
+async def flood(problem, base_url, api_key):
+    """64 requests at once, every second one streamed; 16 of them repeat a prompt."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+
+    async def one(number):
+        messages = [{"role": "user", "content": f"{problem['ask']}, part {number % 48}"}]
+        create = functools.partial(
+            client.chat.completions.create, model="any", messages=messages, stream=number % 2 == 1
+        )
+        if number % 2 == 0:
+            return (await create()).usage.completion_tokens
+        *_, last = [c async for c in await create(stream_options={"include_usage": True})]
+        return last.usage.completion_tokens
+
+    sampled = await asyncio.gather(*map(one, range(64)))
+    return {"reward": 1.0, "answered": len(sampled), "sampled": sum(sampled)}
 
 
 def faulty(problem, base_url, api_key):

@@ -242,6 +242,7 @@ def test_a_taskset_of_one_turn(tasksets):
         assert result.reward == 0.5 and not result.success
         assert result.info == {"reward_share": 0.5, "metric_length": 4.0}
         assert [m.text for m in call.shown] == ["Write a word.", f"problem {number}", "good"]
+        assert call.tools == ()  # in particular no shell, which is the package's default
 
 
 @needs_package

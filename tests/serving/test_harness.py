@@ -1,29 +1,28 @@
 """Training through the endpoint: the same episodes as the built-in ones, faults, programs."""
 
-import dataclasses
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 from chat_families import TOOL_TEMPLATE
 from cli_commands import ROOT, call
 from harness_agents import TURNS, program, write_problems
+from harness_plays import Played
 
 import ragen_jax
+from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.configs import sokoban
-from ragen_jax.core.clean_text import last_line
-from ragen_jax.core.sharding import make_mesh
-from ragen_jax.envs.harness.env import TAG, Harness, Problem
+from ragen_jax.diagnostics.rollouts import request_metrics
+from ragen_jax.envs.harness.env import TAG
 from ragen_jax.envs.problems import Draws
 from ragen_jax.model import hf
-from ragen_jax.rollout.env_calls import Limits
-from ragen_jax.rollout.play import rollout
 from ragen_jax.run.stages import errors
 from ragen_jax.serving.sessions import Session
 
@@ -118,35 +117,6 @@ def policy(run):
     return run.policy()
 
 
-class Played:
-    """Episodes of problems that a `Harness` with the given options plays with a policy."""
-
-    def __init__(self, policy, folder, rows, *, time_limit=60.0, cut=False, workers=8, **options):
-        rows = [{**row, "split": "train", "row": i} for i, row in enumerate(rows)]
-        rows.append({"split": "eval"})
-        problems = write_problems(folder / "problems.jsonl", rows)
-        environment = Harness(problems=problems, split_field="split", **options)
-        settings = policy.tasks[0].settings
-        # A random model hardly ever ends a reply: any token ends one unless they are to be cut off.
-        ends = settings.chat.stop_ids if cut else tuple(range(policy.model.config.vocab_size))
-        settings = dataclasses.replace(
-            settings,
-            chat=dataclasses.replace(settings.chat, stop_ids=ends),
-            environment=environment,
-            budgets=dataclasses.replace(settings.budgets, max_turns=TURNS),
-            limits=Limits(time_limit, workers),
-        )
-        with jax.set_mesh(make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])):
-            self.episodes = rollout(
-                *(policy.model, policy.params, settings, range(len(rows) - 1)),
-                [Problem(row) for row in range(len(rows) - 1)],
-                group_size=1,
-                key=jax.random.key(7),
-            )
-        self.rewards = [sum(turn.reward for turn in e.turns) for e in self.episodes]
-        self.errors = [last_line(e.error) for e in self.episodes]
-
-
 FAULTS = {  # kind -> (number of turns, last line of the error)
     "silent": (1, "PromptError: the harness sent no request that could be answered"),
     "crash first": (1, "RuntimeError: it broke"),
@@ -190,9 +160,8 @@ def test_an_episode_sends_no_requests_after_its_end(policy, tmp_path, monkeypatc
         add(session, call)
 
     monkeypatch.setattr(Session, "add", noted)
-    monkeypatch.setattr(sys.modules[__name__], "TURNS", 1000)
     rows = [{"kind": "late"}, {"kind": "slow"}, {"kind": "slow"}]
-    options = dict(function="harness_agents:faulty", time_limit=8.0, workers=1)
+    options = dict(function="harness_agents:faulty", time_limit=8.0, workers=1, max_turns=1000)
     played = Played(policy, tmp_path, rows, **options)
     assert [bool(error) for error in played.errors] == [True, False, False]
     # The second begins when the first is given up.
@@ -216,6 +185,56 @@ def test_an_asynchronous_function_may_send_requests_beside_each_other(policy, tm
     # Both requests have the same prompt and nothing continues them: one is a retry of the other.
     assert [len(episode.turns) for episode in played.episodes] == [1, 1]
     assert all(episode.left_out > 0 for episode in played.episodes)
+
+
+def test_64_requests_at_once_are_answered_and_each_token_is_trained_once_or_counted(
+    policy, tmp_path
+):
+    played = Played(
+        *(policy, tmp_path, ASKS[:3]), cut=True, max_turns=64, function="harness_agents:flood"
+    )
+    assert played.errors == [""] * 3
+    for episode in played.episodes:
+        facts = episode.turns[-1].info
+        assert facts["answered"] == 64
+        prompts = {turn.prompt.tobytes() for turn in episode.turns}
+        assert len(episode.turns) == len(prompts) == 48  # the others are repeated prompts
+        trained = sum(len(turn.sampled) for turn in episode.turns)
+        assert trained + episode.left_out == facts["sampled"] and episode.left_out > 16
+        assert make_batch([episode]).mask_BT.sum() == trained
+    left_out = np.mean([episode.left_out for episode in played.episodes])
+    assert request_metrics(played.episodes)["rollout/untrained_tokens"] == pytest.approx(left_out)
+
+
+def test_a_client_that_streams_gets_the_same_episodes(policy, tmp_path, monkeypatch):
+    sampled, add = [], Session.add
+
+    def noted(session, call):
+        sampled.append(len(call.sampled))
+        add(session, call)
+
+    monkeypatch.setattr(Session, "add", noted)
+    whole, streams, leaves = (
+        Played(
+            *(policy, tmp_path, [{**row, "mode": mode} for row in ASKS[:4]]),
+            **dict(cut=True, max_turns=6, function="harness_agents:talk"),
+        )
+        for mode in ("whole", "streams", "leaves")
+    )
+    assert whole.errors == streams.errors == leaves.errors == [""] * 4
+    assert whole.rewards == streams.rewards
+    for a, b, left in zip(whole.episodes, streams.episodes, leaves.episodes, strict=True):
+        assert len(a.turns) == len(left.turns) == 3 and a.left_out == b.left_out == 0
+        for mine, other in zip(a.turns, b.turns, strict=True):
+            np.testing.assert_array_equal(mine.prompt, other.prompt)
+            np.testing.assert_array_equal(mine.sampled, other.sampled)
+            np.testing.assert_allclose(mine.logp, other.logp, atol=1e-5)
+            assert mine.messages == other.messages
+        # A reply that a client has left is not trained.
+        assert len({turn.prompt.tobytes() for turn in left.turns}) == 3 and left.left_out >= 3
+    played = [each for part in (whole, streams, leaves) for each in part.episodes]
+    trained = sum(len(turn.sampled) for each in played for turn in each.turns)
+    assert trained + sum(each.left_out for each in played) == sum(sampled)
 
 
 def test_a_failure_after_a_reply_that_was_cut_off_is_the_agents(policy, tmp_path):
@@ -316,6 +335,43 @@ def test_a_run_that_ends_between_steps_resumes_with_the_same_figures(language_mo
         np.testing.assert_array_equal(whole.metrics[name], resumed.metrics[name])
     for a, b in zip(episodes(whole, 2), episodes(resumed, 2), strict=True):
         assert [t["sampled_ids"] for t in a["turns"]] == [t["sampled_ids"] for t in b["turns"]]
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_in_a_rollout_resumes_with_the_same_figures(language_model, tmp_path):
+    """By SIGKILL, in the middle of an episode of step 2."""
+    problems = write_problems(tmp_path / "problems.jsonl", ASKS)
+    fields = harness_fields(language_model, problems, function="harness_agents:mortal")
+    fields |= {"checkpoint.every": 1}
+    whole = ragen_jax.train("harness", workdir=tmp_path / "whole", overrides=fields)
+
+    words = ["--config=harness", f"--workdir={tmp_path / 'cut'}"]
+    words += [f"--config.{name}={value}" for name, value in fields.items()]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    saved = str(tmp_path / "cut/checkpoints/1")
+    killed = subprocess.run(
+        [sys.executable, "-m", "ragen_jax.train", *words],
+        env={**os.environ, "PYTHONPATH": paths, "KILLED_IN": "11", "KILLED_AFTER": saved},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert "step 1/2" in killed.stdout and "step 2/2" not in killed.stdout
+    assert not (tmp_path / "cut/rollouts/step_000002.jsonl").exists()
+
+    resumed = ragen_jax.train(workdir=tmp_path / "cut")
+    for a, b in zip(whole.rows, resumed.rows, strict=True):
+        differ = {
+            name: (a.get(name), b.get(name)) for name in {*a, *b} if a.get(name) != b.get(name)
+        }
+        assert all(name.startswith(MEASURED) for name in differ), differ
+    for step in (1, 2):
+        for a, b in zip(episodes(whole, step), episodes(resumed, step), strict=True):
+            assert len(a["turns"]) == 2
+            assert [t["sampled_ids"] for t in a["turns"]] == [t["sampled_ids"] for t in b["turns"]]
+
+
+MEASURED = ("time/", "throughput/")
 
 
 def test_check_data_does_not_run_the_program(tmp_path):
