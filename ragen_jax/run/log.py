@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 from PIL import Image
 
 from ragen_jax.algorithm.rewards import success_is_defined
-from ragen_jax.core.clean_text import clean_text
+from ragen_jax.core.clean_text import clean_text, shorten
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.envs.scalars import plain_scalar
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
 from ragen_jax.run.counters import Counters
@@ -41,6 +42,7 @@ class Column:
     chance: str = ""  # metric of its chance level, shown in the same format
 
 
+MOST_FACT = 1000  # characters of a text in the facts of a turn
 FIRST_TURN = "collapse/first_turn"
 COLUMNS = (
     Column("rollout/success", "success", "{:.2f}"),
@@ -164,9 +166,10 @@ def write_rollouts(
 
     Success is null if the environment does not define it. Each turn is written as the policy saw
     it: the messages of its prompt, then its reply (rollout/transcript.py explains which of these
-    reproduce the ids). The images are PNG files in a folder next to the file (step_N_images for
-    step_N.jsonl); each image is stored once, and the lines refer to it by name. Images of an
-    earlier pass over the step to which no line refers are removed.
+    reproduce the ids), and the `facts` of its info, if any. The images are PNG files in a folder
+    next to the file (step_N_images for step_N.jsonl); each image is stored once, and the lines
+    refer to it by name. Images of an earlier pass over the step to which no line refers are
+    removed.
 
     Args:
       kept: (seed, member) of the episodes that the step learns from; None: of held-out problems,
@@ -196,6 +199,7 @@ def write_rollouts(
                     "actions": list(turn.actions),
                     "valid": turn.valid,
                     "reward": reward_of_turn(turn),
+                    **({"facts": found} if (found := facts(turn.info)) else {}),
                 }
                 for number, turn in enumerate(episode.turns)
             ]
@@ -212,6 +216,20 @@ def write_rollouts(
     for left in folder.glob("*.png"):
         if left.name not in images:
             with_retries(functools.partial(left.unlink, missing_ok=True), left)
+
+
+def facts(info: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the numbers and texts of a turn's info that JSON can hold, without its success."""
+    found = {}
+    for name, value in info.items():
+        value = plain_scalar(value)
+        if isinstance(value, str):
+            value = shorten(clean_text(value), MOST_FACT)
+        elif not isinstance(value, bool | int | float) or not abs(value) < 2**63:
+            continue
+        if isinstance(name, str) and name != "success":
+            found[clean_text(name)] = value
+    return found
 
 
 def step_line(step: int, steps: int, row: Metrics, measured: Metrics | None = None) -> str:

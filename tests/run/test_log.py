@@ -22,6 +22,7 @@ from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
+    facts,
     learning_curve,
     live_figures,
     step_line,
@@ -196,6 +197,15 @@ def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
         **{"seed": 102, "group": 2, "member": 0, "success": False, "kept": True},
         "turns": played[:1],
     }
+
+
+def test_the_facts_of_an_info_are_numbers_and_texts(tmp_path):
+    info = {"success": True, "steps": np.int64(3), "grade": "a\ud800", "share": 0.5, "flag": False}
+    other = {"nan": float("nan"), "big": 10**5000, "list": [1], 3: 4, "none": None}
+    found = facts(info | other)
+    assert found == {"steps": 3, "grade": "a\ufffd", "share": 0.5, "flag": False}
+    assert len(facts({"text": "x" * 5000})["text"]) < 1100
+    json.dumps(found, allow_nan=False)
 
 
 @pytest.fixture
