@@ -30,8 +30,10 @@ from ragen_jax.score.figures import (
     finite_metrics,
     recorded_metrics,
     scope_sizes,
+    step_symptoms,
 )
 from ragen_jax.score.formats import ParsedReply, Prompt, Row
+from ragen_jax.score.shared import text_decoder
 from ragen_jax.score.values import MOST, ids
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class CollapseMonitor:
         self.settings = settings or MonitorSettings()
         # A model may have more ids than its tokenizer, so any id is read.
         self._encoder = Encoder(tokenizer, MOST, self.settings.think, self.settings.answer)
+        self._text = text_decoder(tokenizer)
+        self._tags = (self._encoder.opening, self._encoder.closing)
         self._regimes = init_regimes()
         self._reported: set[str] = set()  # kinds of lines that were logged
 
@@ -105,8 +109,8 @@ class CollapseMonitor:
           logprob: the policy's log-probabilities; None: only the figures that need no model.
 
         Returns:
-          rollout/*, anatomy/* and action/* of all rollouts; with `logprob`, collapse/* of
-          settings.samples reasonings; regime/*. Figures that the rollouts do not allow are left
+          rollout/*, symptoms/*, anatomy/* and action/* of all rollouts; with `logprob`, collapse/*
+          of settings.samples reasonings; regime/*. Figures that the rollouts do not allow are left
           out: collapse/* needs two prompts and a reasoning, anatomy/* groups whose rollouts all
           have a reward, and without success it is only anatomy/mixed. Rollouts that cannot be read
           are left out, with a logged line. An alarm is a logged warning.
@@ -119,6 +123,7 @@ class CollapseMonitor:
         found = self._read(step, rollouts)
         if found is not None:
             metrics |= recorded_metrics(found)
+            metrics |= step_symptoms(found, self._text, self._tags)
             if logprob is not None:
                 metrics |= self._information(found, logprob)
         return metrics | self._judge(metrics | {"step": step})
@@ -220,6 +225,7 @@ def _row(place: str, step: int, rollout: Rollout) -> Row:
         replies=_replies(place, rollout),
         group=None if rollout.group is None else str(rollout.group),
         step=step,
+        form="rollout",
         reward=float(reward) if reward is not None and math.isfinite(reward) else None,
         success=None if rollout.success is None else bool(rollout.success),
     )
