@@ -45,16 +45,17 @@ def monitor_collapse(
     """Log collapse figures at every generation batch of a trainer, scored by its model.
 
     rollout/*, anatomy/* and regime/* are logged for each batch, collapse/* when it is scored. The
-    first batch is scored; after a scoring of t seconds (time/monitor), the next is that of the
-    first batch after t / share seconds. time/monitor_share is the fraction of the time since the
-    first batch began. A resumed run continues the alarm from the trainer's log history.
+    first batch is scored. After a scoring of t seconds (time/monitor), the next is that of the
+    first batch after t / share seconds at which time/monitor_share, the monitor's fraction of the
+    time since the first batch began, is at most `share`. A resumed run continues the alarm from the
+    trainer's log history.
 
     JAX, which computes some figures, is kept on the CPU unless JAX_PLATFORMS is set.
 
     Args:
       trainer: GRPOTrainer or RLOOTrainer, before `train`.
       settings: the samples, and the tags of the reasoning.
-      share: largest fraction of the time, but for the last scoring; above 0 and at most 1.
+      share: largest fraction of the time before a scoring; above 0 and at most 1.
       every: score each n-th batch instead, whatever it costs; 0: as `share` allows.
       success_reward: reward from which a rollout counts as solved, for anatomy/solved and failed;
         None: rewards do not say so.
@@ -143,7 +144,10 @@ class _BatchLogger:
             self.trainer._metrics["train"][name].append(value)
 
     def _is_due(self, now: float) -> bool:
-        return (self.batches - 1) % self.every == 0 if self.every else now >= self.next_scoring
+        if self.every:
+            return (self.batches - 1) % self.every == 0
+        # Batches that are not scored take time as well.
+        return now >= self.next_scoring and self.spent <= self.share * (now - self.began)
 
     def _rollouts(self, batch: dict[str, Any]) -> list[Rollout]:
         """Return the rollouts of all processes."""

@@ -55,7 +55,7 @@ def train(folder, model, prompts, *, processes=1, **options):
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     command = [PYTHON, *launch, str(SCRIPT), str(folder / "options.json")]
     environment = dict(os.environ, PYTHONPATH=str(Path(ragen_jax.__file__).parents[1]))
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     results = [json.loads((folder / f"result{i}.json").read_text()) for i in range(processes)]
@@ -98,6 +98,7 @@ def test_training_is_the_same_to_the_bit_and_the_figures_are_those_of_score(mode
     (watched,), _ = train(tmp_path / "on", model, rooms, monitor=monitor, **options)
     for key in ("weights", "random", "batches", "training", "gradients"):
         assert watched[key] == without[key], key
+    assert watched["platforms"] == "cpu" and not without["platforms"]
     rows = [row for row in watched["log"] if "loss" in row]
     batches = [batch["rows"] for batch in watched["batches"] if batch["training"]]
     assert [row["step"] for row in rows] == [1, 2] and len(batches[0]) == 16
@@ -273,11 +274,19 @@ def test_what_cannot_be_attached_is_refused(agent, monkeypatch):
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    "words,due", [({}, [1, *range(21, 101, 5)]), ({"every": 30}, [1, 31, 61, 91])]
+    "words,unscored,due",
+    [
+        ({}, 0.0, [1, *range(21, 101, 5)]),
+        ({}, 0.053, [1, 33, 41, 48, 56, 64, 72, 79, 87, 95]),
+        ({"every": 30}, 0.0, [1, 31, 61, 91]),
+    ],
 )
-def test_the_monitor_keeps_its_share_by_scoring_less_often(agent, monkeypatch, words, due):
+def test_the_monitor_keeps_its_share_by_scoring_less_often(
+    agent, monkeypatch, words, unscored, due
+):
     """Batches of a second; the first scoring takes 2 s, the others 0.5 s."""
     now, batches, scored = 0.0, 0, []
+    spent = unscored * (100 - len(due)) + 2.0 + 0.5 * (len(due) - 1)
 
     def generate(inputs):
         nonlocal now, batches
@@ -289,6 +298,8 @@ def test_the_monitor_keeps_its_share_by_scoring_less_often(agent, monkeypatch, w
         if logprob is not None:
             now += 0.5 if scored else 2.0
             scored.append(batches)
+        else:
+            now += unscored
         return {"rollout/replies": 1.0}
 
     trainer = stand_in(
@@ -305,9 +316,9 @@ def test_the_monitor_keeps_its_share_by_scoring_less_often(agent, monkeypatch, w
     assert scored == due
     logged = trainer._metrics["train"]
     assert len(logged["rollout/replies"]) == len(logged["time/monitor_share"]) == 100
-    assert logged["time/monitor"] == [2.0, *[0.5] * (len(due) - 1)]
-    assert logged["time/monitor_share"][-1] == pytest.approx(sum(logged["time/monitor"]) / now)
-    assert logged["time/monitor_share"][-1] < 0.1
+    assert logged["time/monitor"] == pytest.approx([2.0, *[0.5] * (len(due) - 1)])
+    assert logged["time/monitor_share"][-1] == pytest.approx(spent / now)
+    assert logged["time/monitor_share"][-1] < 0.1 + 0.5 / now
     trainer.model.training = False
     trainer._generate_and_score_completions(None)  # an evaluation
     assert len(logged["rollout/replies"]) == 100

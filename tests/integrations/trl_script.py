@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+import jax
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -128,6 +129,7 @@ result = {
     "random": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
     "batches": trainer.batches,
     "training": all(module.training for module in trainer.model.modules()),
+    "platforms": jax.config.jax_platforms,
     "gradients": [p.requires_grad for p in trainer.model.parameters()],
 }
 (out / f"result{RANK}.json").write_text(json.dumps(result))
