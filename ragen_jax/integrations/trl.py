@@ -10,7 +10,6 @@ that generates a batch, and reads what the update will read. It logs next to TRL
 """
 
 import dataclasses
-import importlib.metadata
 import math
 import time
 from typing import Any
@@ -26,8 +25,10 @@ NEEDED = (
     "_metrics",
     "_logs",
     "accelerator",
+    "args",
     "model",
     "num_generations",
+    "processing_class",
     "reward_func_names",
     "reward_weights",
     "state",
@@ -70,8 +71,8 @@ def monitor_collapse(
     missing = [name for name in NEEDED if not hasattr(trainer, name)]
     if missing:
         raise ValueError(
-            f"{type(trainer).__name__} of TRL {importlib.metadata.version('trl')} has no "
-            f"{', '.join(missing)}; expected GRPOTrainer or RLOOTrainer (tried with TRL {TRIED})"
+            f"{type(trainer).__name__} has no {', '.join(missing)}; expected GRPOTrainer or "
+            f"RLOOTrainer of TRL (tried with TRL {TRIED})"
         )
     if not 0 < share <= 1:
         raise ValueError(f"share is {share!r}; it must be a fraction above 0 and at most 1")
