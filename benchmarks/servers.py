@@ -7,10 +7,8 @@ transformers[serving] and openai. Both servers are processes on the same cores, 
 sample at temperature 1, at most 64 tokens a reply. The sessions run at once, in threads with a
 client of the `openai` package each; a request repeats its session's history. Replies differ, since
 the draws do, so that the figure is new tokens per second. A first session warms each server up, and
-one round of all sessions, which compiles, is not counted.
-
-The server of transformers batches its requests with --continuous-batching; without it, it answers
-them one after the other.
+one round of all sessions, which compiles, is not counted. The server of transformers runs with
+--continuous-batching; without it, it answers requests one after the other.
 """
 
 import argparse
@@ -35,7 +33,7 @@ QUESTION = (
     "Reply as <think>reasoning</think><answer>expression</answer>."
 )
 AGAIN = "That is not right. Try again."
-KINDS = ("ours", "transformers", "transformers, one at a time")
+KINDS = ("ours", "transformers")
 
 
 def _free_port():
@@ -50,11 +48,10 @@ def _command(kind, python, model, port):
             *(f"--slots={SESSIONS}", f"--config.rollout.max_new_tokens={MOST}"),
             *("--config.model.dtype=float32", "--config.eval.temperature=1.0"),
         ]
-    # By default the cache takes nearly all memory of the machine, on a CPU too.
-    batching = ["--continuous-batching", "--cb-max-memory-percent=0.2"]
-    batching = batching if kind == "transformers" else []
     return [
-        *(python, "-m", "transformers.cli.transformers", "serve", str(model), *batching),
+        *(python, "-m", "transformers.cli.transformers", "serve", str(model)),
+        # By default the cache takes nearly all memory of the machine, on a CPU too.
+        *("--continuous-batching", "--cb-max-memory-percent=0.2"),
         *("--device=cpu", "--dtype=float32", f"--port={port}", "--host=127.0.0.1"),
     ]
 

@@ -66,15 +66,18 @@ class _Patience:
 
     Without the `expected` sessions the next chunk wastes their part of its seconds; a wait costs
     every running reply its time. Waiting for at most that part never costs more than a chunk that
-    leaves too early.
+    leaves too early. Meanwhile the prompts of those that have come are read, some at a time.
     """
 
     expected: int  # sessions whose reply has ended in the last chunk
     seconds: float  # longest wait
+    at_a_time: int  # requests whose prompts are read together
 
     @classmethod
-    def after_chunk(cls, seconds: float, ended: int, running: int) -> "_Patience":
-        return cls(ended, seconds * ended / max(ended + running, 1))
+    def after_chunk(
+        cls, seconds: float, ended: int, running: int, at_a_time: int = 1
+    ) -> "_Patience":
+        return cls(ended, seconds * ended / max(ended + running, 1), at_a_time)
 
 
 class Engine:
@@ -111,7 +114,8 @@ class Engine:
         self._closed = False
         self.failure: BaseException | None = None  # why the engine has ended by itself
         self.idle_seconds = 0.0  # in which no reply was running and no request waited
-        self._patience = _Patience(slots, FIRST_WAIT)
+        # Members of a group have the same first prompt, which is read once for those that wait.
+        self._patience = _Patience(slots, FIRST_WAIT, at_a_time=slots)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -169,30 +173,40 @@ class Engine:
 
     def _take(self, rows: list[_Served], cache: Cache) -> bool:
         """Give free rows to waiting requests; wait if there is nothing to do. False: closed."""
-        taken = []
         with self._changed:
             start = time.perf_counter()
             while not self._closed and not self._waiting and not any(r.ticket for r in rows):
                 self._changed.wait()
             self.idle_seconds += time.perf_counter() - start
-            free = [index for index, row in enumerate(rows) if row.ticket is None]
-            self._gather(min(len(free), self._patience.expected))
-            if self._closed:
-                return False
-            while free and self._waiting:
-                ticket, future = self._waiting.popleft()
-                if not _claim(future):
-                    continue
-                index = max(free, key=lambda i: common(rows[i].cached_ids, ticket.prompt))
-                free.remove(index)
-                rows[index].ticket, rows[index].future = ticket, future
-                taken.append((index, rows[index], ticket.prompt, ticket.most))
-        cache.read(begin_replies(taken, cache, NO_IMAGES))
-        return True
-
-    def _gather(self, expected: int) -> None:
-        """Wait until the expected number of requests waits, but no longer than the patience."""
+        expected = min(sum(row.ticket is None for row in rows), self._patience.expected)
         end = time.perf_counter() + self._patience.seconds
+        while True:
+            with self._changed:
+                self._gather(min(expected, self._patience.at_a_time), end)
+                if self._closed:
+                    return False
+                taken = self._give_rows(rows)
+            cache.read(begin_replies(taken, cache, NO_IMAGES))
+            expected -= len(taken)
+            if expected <= 0 or time.perf_counter() >= end:
+                return True
+
+    def _give_rows(self, rows: list[_Served]) -> list[tuple[int, Row, np.ndarray, int]]:
+        """Give free rows to waiting requests; return the arguments of `begin_replies`."""
+        taken: list[tuple[int, Row, np.ndarray, int]] = []
+        free = [index for index, row in enumerate(rows) if row.ticket is None]
+        while free and self._waiting:
+            ticket, future = self._waiting.popleft()
+            if not _claim(future):
+                continue
+            index = max(free, key=lambda i: common(rows[i].cached_ids, ticket.prompt))
+            free.remove(index)
+            rows[index].ticket, rows[index].future = ticket, future
+            taken.append((index, rows[index], ticket.prompt, ticket.most))
+        return taken
+
+    def _gather(self, expected: int, end: float) -> None:
+        """Wait until the expected number of requests waits, or until `end` (perf_counter)."""
         while not self._closed and len(self._waiting) < expected:
             left = end - time.perf_counter()
             if left <= 0:
@@ -212,7 +226,7 @@ class Engine:
             row.future.set_result(Sampled(row.sampled, row.logp))
             row.ticket = row.future = None
         running = sum(row.ticket is not None for row in rows)
-        self._patience = _Patience.after_chunk(seconds, len(ended), running)
+        self._patience = _Patience.after_chunk(seconds, len(ended), running, cache.sizes.at_a_time)
 
 
 def _claim(future: "concurrent.futures.Future[Sampled]") -> bool:

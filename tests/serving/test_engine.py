@@ -24,8 +24,8 @@ def test_a_wait_costs_no_more_than_leaving_early():
         patience = _Patience.after_chunk(seconds, ended, running)
         assert patience.expected == ended
         assert patience.seconds * (ended + running) == pytest.approx(seconds * ended)
-    assert _Patience.after_chunk(1.0, 0, 5) == _Patience(0, 0.0)
-    assert _Patience.after_chunk(1.0, 0, 0) == _Patience(0, 0.0)
+    assert _Patience.after_chunk(1.0, 0, 5) == _Patience(0, 0.0, 1)
+    assert _Patience.after_chunk(1.0, 0, 0) == _Patience(0, 0.0, 1)
 
 
 @pytest.mark.medium
