@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+CONTROL = re.compile(r"(?:<\|[^<>|]*\|>)+\Z")  # control tokens at the end of a text
 LEAST_WORDS = 3  # shorter texts are left out
 LEAST_MEMBERS = 4  # reasonings of a prompt from which its bound words are known
 MOST_WORDS = 24  # longest opening
@@ -115,8 +116,12 @@ def template_figures(reasonings: Reasonings) -> dict[str, float]:
 
 
 def reasoning_of(reply: str, tags: tuple[str, str]) -> str:
-    """Return the reasoning of a reply, or all of a reply that does not close it."""
-    return reply.partition(tags[1])[0].strip().removeprefix(tags[0]).strip()
+    """Return the reasoning of a reply, or all of a reply that does not close it.
+
+    A control token that ended an unclosed reply is no part of it; some trainers drop it.
+    """
+    text = CONTROL.sub("", reply.partition(tags[1])[0])
+    return text.strip().removeprefix(tags[0]).strip()
 
 
 def split_sentences(text: str) -> list[str]:
