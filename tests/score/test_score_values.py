@@ -178,11 +178,16 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, form):
     assert read.rows[0].replies[0].prompt == rows[0]["prompt"]
 
 
-def test_a_torn_gzip_file_is_named(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(lines(rows_of(20)).encode())[:-40])
-    with pytest.raises(ValueError, match="a.jsonl.gz cannot be read"):
-        read_files([str(path)])
+def test_a_torn_file_is_named_and_the_others_are_read(tmp_path):
+    whole, torn = lines(rows_of(20)).encode(), tmp_path / "a.jsonl.gz"
+    torn.write_bytes(gzip.compress(whole)[:-40])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    (tmp_path / "c.jsonl").write_bytes(whole)
+    read = read_files([str(tmp_path)])
+    assert len(read.rows) == 20
+    first, second = read.broken
+    assert first.place == str(torn) and first.reason.startswith("cannot be read: ")
+    assert second.place.endswith("b.parquet") and "Parquet" in second.reason
 
 
 def test_rows_files_and_rewards_that_are_left_out_are_counted(language_model, tmp_path):
