@@ -19,7 +19,14 @@ from ragen_jax.score import follow
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 STOPPED = "nothing is loaded here"
 # Files, folders and servers that pages name and that only readers have.
-ABSENT = ("train.parquet", "wiki-18.jsonl.gz", "FILE.jsonl", "FOLDER", "index=words", "index=vectors")
+ABSENT = (
+    "train.parquet",
+    "wiki-18.jsonl.gz",
+    "FILE.jsonl",
+    "FOLDER",
+    "index=words",
+    "index=vectors",
+)
 # page: field that a run sets only for `evaluate --gradients`
 KEPT = {"results/gradient_buckets.md": "diagnose.gradients_groups"}
 
