@@ -5,7 +5,7 @@
 Both sides start from the same imitated agent and have the settings of configs/bandit.py with half
 the problems and steps. The program writes the prompts of the built-in environment with the `openai`
 package and computes the rewards itself. The held-out problems are drawn from the same distribution,
-but are not the same ones.
+but differ.
 """
 
 import argparse

@@ -20,23 +20,14 @@ program gets.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs.presets import build_config
+from ragen_jax.configs.presets import HARNESS, build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
     return build_config(
         preset,
-        dict(
-            name="harness",
-            max_turns=10,  # requests that an episode may send
-            actions_per_turn=1,
-            max_actions=10,
-            max_context=4096,  # tokens of a prompt and its reply
-            format_penalty=0.0,  # the rewards are the harness's own
-            time_limit=600.0,  # seconds of an episode
-            workers=64,  # episodes that are played at a time
-        ),
+        dict(name="harness", **HARNESS),
         dict(
             problems=placeholder(str),  # JSON lines, JSON list, Parquet or OWNER/NAME of the Hub
             function="",  # MODULE:FUNCTION of (problem, base_url, api_key)

@@ -186,6 +186,15 @@ TINY_REPLIES = {
     "steps": 120,
 }
 ONE_REPLY = {"max_turns": 1, "actions_per_turn": 1, "max_actions": 1}  # of env
+HARNESS = {  # of env: agents that play by themselves
+    "max_turns": 10,  # requests that an episode may send
+    "actions_per_turn": 1,
+    "max_actions": 10,
+    "max_context": 4096,  # tokens of a prompt and its reply
+    "format_penalty": 0.0,  # the rewards are the agent's own
+    "time_limit": 600.0,  # seconds of an episode
+    "workers": 64,  # episodes that are played at a time
+}
 
 
 def build_config(

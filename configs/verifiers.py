@@ -11,31 +11,22 @@ smollm2-135m, smollm2-360m, smollm2-1.7b
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages.
 
-The package needs the extra `verifiers`, or a Python of its own
+The package needs the extra `verifiers`, or another Python that has it
 (--config.env.options.python=/path/to/venv/bin/python). Time and score depend on the taskset. There
 is no tiny preset, because there is no solver to imitate. docs/environments/verifiers.md describes
-it.
+the options.
 """
 
 from ml_collections import ConfigDict
 
-from ragen_jax.configs.presets import build_config
+from ragen_jax.configs.presets import HARNESS, build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
     return build_config(
         preset,
-        dict(
-            name="verifiers",
-            max_turns=10,  # requests that an episode may send
-            actions_per_turn=1,
-            max_actions=10,
-            max_context=4096,  # tokens of a prompt and its reply
-            format_penalty=0.0,  # the rewards are those of `verifiers`
-            time_limit=600.0,  # seconds of an episode
-            workers=64,  # episodes that are played at a time
-        ),
+        dict(name="verifiers", **HARNESS),
         dict(
             taskset="",  # its id: an installed package, or a module of this folder
             arguments={},  # fields of the taskset's config

@@ -123,6 +123,7 @@ class Follower:
         """Score a step and return its rows that cannot be used."""
         self._encoder.prompt_kinds.clear()
         spoken, broken = encode_rows(rows, self._encoder)
+        self._encoder.forget_prompts()  # a long run has many
         usable = [row for row in rows if row.place in spoken]
         if not usable:
             return broken

@@ -208,21 +208,23 @@ def load_scorer(settings: ScoreSettings, directory: Path, encoder: Encoder) -> S
 
 def show_verdict(scored: Scored, scorer: Scorer) -> None:
     """Print what the figures say about the reasoning, and what reasonings share if it is little."""
-    for line in describe(_records(scored.steps, scored.rows)):
+    records = _records(scored)
+    for line in describe(records):
         console(line)
-    for line in shared_lines(scored.steps, scored.rows, scorer.text, scorer.tags):
+    for line in shared_lines(scored.steps[-1], find_levels(records), scorer.text, scorer.tags):
         console(line)
 
 
 def is_bad(scored: Scored) -> bool:
     """Return whether the alarm is on at the last step, or a rule of the grade BAD holds."""
-    findings = find_levels(_records(scored.steps, scored.rows))
+    findings = find_levels(_records(scored))
     on = scored.rows[-1].get("regime/alarm", 0.0) > 0
     return on or any(finding.rule.grade == BAD for finding in findings)
 
 
-def _records(steps: Sequence[ScoredStep], rows: Sequence[Metrics]) -> Records:
-    found = [{"step": step.number} | row for step, row in zip(steps, rows, strict=True)]
+def _records(scored: Scored) -> Records:
+    pairs = zip(scored.steps, scored.rows, strict=True)
+    found = [{"step": step.number} | row for step, row in pairs]
     return Records(rows=found, updates=found, outcomes={})
 
 

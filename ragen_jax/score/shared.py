@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragen_jax.core.types import Metrics
-from ragen_jax.diagnostics.level_rules import find_levels
-from ragen_jax.diagnostics.rules import Records
+from ragen_jax.diagnostics.rules import Finding
 from ragen_jax.diagnostics.symptoms import Text, first_reasonings
 from ragen_jax.report.templates import find_step_template, template_lines
 from ragen_jax.rollout.chat import token_bytes
@@ -39,18 +37,15 @@ def text_decoder(tokenizer: "PreTrainedTokenizerFast") -> Text:
 
 
 def shared_lines(
-    steps: Sequence[ScoredStep], rows: Sequence[Metrics], text: Text, tags: tuple[str, str]
+    last: ScoredStep, findings: Sequence[Finding], text: Text, tags: tuple[str, str]
 ) -> list[str]:
     """Return what the reasonings of the last step share, if they say little about their prompts.
 
     Args:
-      rows: the metrics of each step.
+      findings: the rules that hold.
       text, tags: as in `symptom_metrics`.
     """
-    found = [{"step": step.number} | row for step, row in zip(steps, rows, strict=True)]
-    findings = find_levels(Records(rows=found, updates=found, outcomes={}))
     if not LITTLE_INFORMATION & {finding.rule.name for finding in findings}:
         return []
-    last = steps[-1]
     reasonings = first_reasonings(last.episodes, text, tags)
     return template_lines(find_step_template(last.number, reasonings))

@@ -60,7 +60,7 @@ class _Served(Row):
     future: "concurrent.futures.Future[Sampled] | None" = None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Patience:
     """How long to wait for the sessions that are expected to ask again.
 
@@ -74,9 +74,7 @@ class _Patience:
     at_a_time: int  # requests whose prompts are read together
 
     @classmethod
-    def after_chunk(
-        cls, seconds: float, ended: int, running: int, at_a_time: int = 1
-    ) -> "_Patience":
+    def after_chunk(cls, seconds: float, ended: int, running: int, at_a_time: int) -> "_Patience":
         return cls(ended, seconds * ended / max(ended + running, 1), at_a_time)
 
 

@@ -21,11 +21,11 @@ def test_a_wait_costs_no_more_than_leaving_early():
     """With r running replies, n ended and chunks of s seconds, a wait of w costs r * w, and leaving
     without the n costs them n * s; the wait ends where the time of all, (r + n) * w, is n * s."""
     for ended, running, seconds in ((64, 0, 1.0), (1, 63, 1.0), (8, 8, 3.0)):
-        patience = _Patience.after_chunk(seconds, ended, running)
+        patience = _Patience.after_chunk(seconds, ended, running, 1)
         assert patience.expected == ended
         assert patience.seconds * (ended + running) == pytest.approx(seconds * ended)
-    assert _Patience.after_chunk(1.0, 0, 5) == _Patience(0, 0.0, 1)
-    assert _Patience.after_chunk(1.0, 0, 0) == _Patience(0, 0.0, 1)
+    assert _Patience.after_chunk(1.0, 0, 5, 1) == _Patience(0, 0.0, 1)
+    assert _Patience.after_chunk(1.0, 0, 0, 1) == _Patience(0, 0.0, 1)
 
 
 @pytest.mark.medium
