@@ -89,7 +89,7 @@ def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
     check_installed(stem)
     stemmer = None
     if stem:
-        import Stemmer  # ty: ignore[import-not-found] compiled, without type stubs
+        import Stemmer
 
         stemmer = Stemmer.Stemmer("english")
 

@@ -111,6 +111,6 @@ def tokens_of(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def _stemmer() -> Any:
-    import Stemmer  # ty: ignore[import-not-found] compiled, without type stubs
+    import Stemmer
 
     return Stemmer.Stemmer("porter")

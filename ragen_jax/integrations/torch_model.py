@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ragen_jax.integrations.monitor import Logprob
 
 if TYPE_CHECKING:
-    import torch  # ty: ignore[import-not-found] not a dependency
+    import torch
 
 
 def torch_logprob(model: "torch.nn.Module", *, rows: int = 8, accelerator: Any = None) -> Logprob:
@@ -51,7 +51,6 @@ def torch_logprob(model: "torch.nn.Module", *, rows: int = 8, accelerator: Any =
                 )
                 found.update(zip(batch, values, strict=True))
         if processes > 1:
-            # ty: ignore[import-not-found] not a dependency
             from accelerate.utils import gather_object
 
             found = {i: row for part in gather_object([found]) for i, row in part.items()}
@@ -68,7 +67,7 @@ def _forward(
     keeps_logits: bool,
 ) -> list[list[float]]:
     """Return the log-probabilities of completions from one forward pass over right-padded rows."""
-    import torch  # ty: ignore[import-not-found] not a dependency
+    import torch
 
     pairs = [[*x, *z] for x, z in zip(prompts, completions, strict=True)]
     length = max(map(len, pairs))
@@ -93,7 +92,7 @@ def _forward(
 @contextlib.contextmanager
 def _scoring(model: "torch.nn.Module", device: Any) -> Generator[None]:
     """Turn off gradients and dropout; restore each module's mode, and torch's random states."""
-    import torch  # ty: ignore[import-not-found] not a dependency
+    import torch
 
     modes = [(module, module.training) for module in model.modules()]
     devices = [device] if device.type == "cuda" else []

@@ -174,7 +174,6 @@ def _gather(items: list[Any], accelerator: Any) -> list[Any]:
     """Return the items of all processes, in their order."""
     if accelerator.num_processes == 1:
         return items
-    # ty: ignore[import-not-found] not a dependency
     from accelerate.utils import gather_object
 
     return gather_object(items)
