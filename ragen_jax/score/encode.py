@@ -36,6 +36,17 @@ class EncodedReply:
     turn: Turn  # its prompt ends, and its reply begins, where the reasoning begins
 
 
+@dataclasses.dataclass
+class Counts:
+    """How the prompts and replies of rows were read."""
+
+    prompt_kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # Numbers of prompts and replies that lack a part.
+    missing_parts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    transcripts: int = 0  # outputs with several turns
+    trailing_observations: int = 0  # outputs that end with an observation
+
+
 def _size(value: Prompt) -> int:
     """Return the number of characters of a text or of messages; 0 for token ids."""
     if isinstance(value, str):
@@ -82,14 +93,10 @@ class Encoder:
         self.opening, self.closing = think
         self.answer = tuple(answer)
         self.prefilled = False  # whether prompts open the reasoning and no reply does
-        self.prompt_kinds: collections.Counter[str] = collections.Counter()  # prompts of each kind
+        self.counts = Counts()
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
         self.written_keys: set[str] = set()  # keys of messages that the chat template writes
-        # Numbers of prompts and replies that lack a part.
-        self.missing_parts: collections.Counter[str] = collections.Counter()
-        self.transcripts = 0  # number of outputs with several turns
-        self.trailing_observations = 0  # number of outputs that end with an observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
 
     def forget_prompts(self) -> None:
@@ -98,7 +105,8 @@ class Encoder:
 
     def writes_date(self) -> bool:
         """Return whether the chat template wrote a date into any prompt."""
-        if not any(self.prompt_kinds[kind] for kind in ("messages", "restored", "text")):
+        kinds = self.counts.prompt_kinds
+        if not any(kinds[kind] for kind in ("messages", "restored", "text")):
             return False
         if not self._original_tokenizer.chat_template:
             return False
@@ -148,8 +156,8 @@ class Encoder:
                 raise ValueError("has an empty prompt")
             self._read[key] = found, np.asarray(ids, np.int32), missing
         own_kind, ids, missing = self._read[key]
-        self.prompt_kinds[kind or own_kind] += 1
-        self.missing_parts.update(missing)
+        self.counts.prompt_kinds[kind or own_kind] += 1
+        self.counts.missing_parts.update(missing)
         return ids
 
     def _encode_prompt(
@@ -221,8 +229,8 @@ class Encoder:
             return [self.encode_reply(reply)]
         kind, text = self._prompt_text(first_prompt, reply.tools)
         turns, trailing = transcript.split(self.tokenizer, output, bare_prompt=kind == "text")
-        self.transcripts += len(turns) > 1
-        self.trailing_observations += trailing
+        self.counts.transcripts += len(turns) > 1
+        self.counts.trailing_observations += trailing
         found = []
         for between, response in turns:
             text += between
@@ -243,7 +251,7 @@ class Encoder:
         if found:
             self.written_keys |= {"tool_calls", *(f"tool_calls[].{key}" for key in CALL_KEYS)}
         else:
-            self.missing_parts["tool calls of a reply"] += 1
+            self.counts.missing_parts["tool calls of a reply"] += 1
         return found
 
     def encode_reply(self, reply: ParsedReply, kind: str = "") -> EncodedReply:

@@ -8,15 +8,17 @@ keep their figures.
 import collections
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ragen_jax.config import command_line as command
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.types import Metrics
 from ragen_jax.report.matrices import StoredMatrix
-from ragen_jax.score.encode import Encoder
-from ragen_jax.score.episodes import ScoredStep, encode_rows, make_steps
+from ragen_jax.score.encode import Counts, Encoder
+from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import add_alarm
 from ragen_jax.score.files import Broken, FileContents, read_files
 from ragen_jax.score.folders import find_sources
@@ -27,6 +29,7 @@ from ragen_jax.score.run import (
     Scored,
     Scorer,
     ScoreSettings,
+    content_lines,
     is_bad,
     load_scorer,
     make_encoder,
@@ -38,6 +41,8 @@ from ragen_jax.score.run import (
 from ragen_jax.storage.console import console
 
 LOOK_SECONDS = 5.0  # between two looks at the files
+_DIGITS = re.compile(r"\d+")
+T = TypeVar("T", Counts, Surprises)
 
 Stamps = dict[Path, tuple[int, int]]  # file -> (bytes, time of its last change in nanoseconds)
 
@@ -50,7 +55,8 @@ class _Step:
     step: ScoredStep
     metrics: Metrics
     stored: list[StoredMatrix]
-    prompts: collections.Counter[str]  # `Encoder.prompt_kinds` of its rows
+    counts: Counts  # of its rows
+    surprises: Surprises
 
 
 class Follower:
@@ -65,6 +71,7 @@ class Follower:
         self._broken: set[str] = set()  # places of the rows that are named as broken
         self._fired: set[tuple[int, str]] = set()  # (step, reason) of the alarms that are printed
         self._waiting = ""
+        self._told: dict[str, str] = {}  # lines about the content, by their words without numbers
         self.scored: Scored | None = None  # the result so far
 
     def look(self) -> bool:
@@ -121,17 +128,17 @@ class Follower:
 
     def _score_step(self, number: int, rows: list[Row]) -> list[Broken]:
         """Score a step and return its rows that cannot be used."""
-        self._encoder.prompt_kinds.clear()
+        self._encoder.counts = Counts()
         spoken, broken = encode_rows(rows, self._encoder)
         self._encoder.forget_prompts()  # a long run has many
         usable = [row for row in rows if row.place in spoken]
         if not usable:
             return broken
-        (step,), _ = make_steps(usable, spoken)
+        (step,), surprises = make_steps(usable, spoken)
         enter_phase(f"scoring step {number}")
         metrics, stored = self._scorer.score(step)
-        kinds = collections.Counter(self._encoder.prompt_kinds)
-        self._steps[number] = _Step(rows, step, metrics, stored, kinds)
+        counts = self._encoder.counts
+        self._steps[number] = _Step(rows, step, metrics, stored, counts, surprises)
         return broken
 
     def _update(self, read: FileContents) -> None:
@@ -145,18 +152,35 @@ class Follower:
                 if event not in self._fired:
                     console(f"step {event[0]}: {event[1]}")
                 self._fired.add(event)
-        self._encoder.prompt_kinds.clear()
-        for step in steps:
-            self._encoder.prompt_kinds.update(step.prompts)
+        self._encoder.counts = _add((step.counts for step in steps), Counts())
         first = self.scored is None
         stored = [matrix for step in steps for matrix in step.stored]
         self.scored = Scored([step.step for step in steps], rows, stored, read)
         if first:
             console(read_line(read, self._settings.rollouts))
+        self.report(new_only=True)
         if self._settings.out:
             lines = write_results(self._settings, self._settings.out, self.scored, self._encoder)
             for line in lines if first else ():
                 console(line)
+
+    def report(self, *, new_only: bool) -> None:
+        """Print the lines about the content of the rows that differ from those printed.
+
+        Args:
+          new_only: leave out lines of which only the numbers have changed.
+        """
+        if self.scored is None:
+            return
+        surprises = _add((step.surprises for step in self._steps.values()), Surprises())
+        lines = content_lines(
+            self._settings, self.scored.read, self.scored.steps, surprises, self._encoder
+        )
+        for say, line in lines:
+            words = _DIGITS.sub("", line)
+            if words not in self._told or not new_only and self._told[words] != line:
+                say(line)
+                self._told[words] = line
 
 
 def follow_files(settings: ScoreSettings, *, gate: bool, wait: Callable[[], bool]) -> Scored | None:
@@ -184,9 +208,19 @@ def follow_files(settings: ScoreSettings, *, gate: bool, wait: Callable[[], bool
         enter_phase("")  # the next rows may come in hours
         if not wait():
             break
+    follower.report(new_only=False)
     if follower.scored is not None:
         show_verdict(follower.scored, scorer)
     return follower.scored
+
+
+def _add(items: Iterable[T], total: T) -> T:
+    """Return the sum of dataclasses, field by field."""
+    for item in items:
+        names = [field.name for field in dataclasses.fields(total)]
+        sums = {name: getattr(total, name) + getattr(item, name) for name in names}
+        total = dataclasses.replace(total, **sums)
+    return total
 
 
 def _file_of(row: Row) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ragen_jax.score.encode import Encoder
-from ragen_jax.score.episodes import ScoredStep
+from ragen_jax.score.episodes import ScoredStep, Surprises
 from ragen_jax.score.files import FileContents
 
 # The kinds of prompts of prompts.py, in words.
@@ -39,7 +39,7 @@ def count_formats(read: FileContents) -> dict[str, int]:
 
 def prompts_line(encoder: Encoder) -> str:
     """Return the line that counts prompts by how exactly their token ids are known."""
-    kinds = [(encoder.prompt_kinds[kind], words) for kind, words in PROMPT_KINDS.items()]
+    kinds = [(encoder.counts.prompt_kinds[kind], words) for kind, words in PROMPT_KINDS.items()]
     return "prompts: " + ", ".join(f"{count} {words}" for count, words in kinds if count)
 
 
@@ -89,22 +89,14 @@ def unread_lines(read: FileContents, encoder: Encoder) -> Iterator[str]:
 
 
 def warning_lines(
-    read: FileContents, steps: Sequence[ScoredStep], rewards: Sequence[str], encoder: Encoder
+    read: FileContents,
+    steps: Sequence[ScoredStep],
+    surprises: Surprises,
+    rewards: Sequence[str],
+    encoder: Encoder,
 ) -> Iterator[str]:
-    """Yield lines for values that some rows lack, repeated rows, and parts the template omits."""
-    for name, count in sorted(encoder.missing_parts.items()):
-        if count:
-            yield f"{count} prompts or replies lack the {name}: the chat template leaves them out"
-    if encoder.transcripts:
-        yield (
-            f"{encoder.transcripts} outputs hold later messages of a conversation, and are read as "
-            "several turns"
-        )
-    if encoder.trailing_observations:
-        yield (
-            f"{encoder.trailing_observations} outputs end with an observation, which is no reply: "
-            "left out"
-        )
+    """Yield lines for values that some rows lack, and rows that are read unexpectedly."""
+    yield from _encoding_lines(encoder)
     if read.repeated:
         yield (
             f"{len(read.repeated)} rows repeat an earlier row of their step verbatim and count "
@@ -120,6 +112,44 @@ def warning_lines(
         yield (
             f"{unsaid} of {total} rows do not report success (true, false, 0 or 1); steps with "
             "such rows have no success metrics"
+        )
+    if surprises.split_groups:
+        yield (
+            f"{len(surprises.split_groups)} rows have a prompt that differs from the first row of "
+            f"their group and form separate groups; the first: {surprises.split_groups[0]}"
+        )
+    if surprises.text_before:
+        yield (
+            f"{surprises.text_before} replies begin their reasoning unlike most of their group "
+            f"(for example with text before {encoder.opening}) and are scored as if they did not"
+        )
+    if surprises.invalid_texts:
+        yield (
+            f"{surprises.invalid_texts} replies contain U+FFFD, which replaces undecodable bytes; "
+            "they are scored with that character and look unlikely"
+        )
+
+
+def _encoding_lines(encoder: Encoder) -> Iterator[str]:
+    """Yield lines for parts that the template omits, and texts that it did not write."""
+    counts = encoder.counts
+    for name, count in sorted(counts.missing_parts.items()):
+        if count:
+            yield f"{count} prompts or replies lack the {name}: the chat template leaves them out"
+    if counts.transcripts:
+        yield (
+            f"{counts.transcripts} outputs hold later messages of a conversation, and are read as "
+            "several turns"
+        )
+    if counts.trailing_observations:
+        yield (
+            f"{counts.trailing_observations} outputs end with an observation, which is no reply: "
+            "left out"
+        )
+    if counts.prompt_kinds["text"] and encoder.tokenizer.chat_template:
+        yield (
+            f"{counts.prompt_kinds['text']} prompts are plain text that the model's chat template "
+            "did not write; they are scored unchanged (messages would go through the template)"
         )
 
 

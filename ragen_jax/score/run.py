@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
+from ragen_jax.score.estimate import estimate_line
 from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics, step_symptoms
 from ragen_jax.score.files import Broken, FileContents, read_files
 from ragen_jax.score.page import contents
@@ -98,6 +99,11 @@ class Scorer:
     text: Text
     tags: tuple[str, str]
 
+    def estimate(self, steps: Sequence[ScoredStep]) -> str:
+        """Return a line with the expected time of a long scoring; "" if it is short."""
+        with jax.set_mesh(self.mesh):
+            return estimate_line(self.model, self.params, steps, self.sampling)
+
     def score(self, step: ScoredStep) -> tuple[Metrics, list[StoredMatrix]]:
         """Return (the metrics of a step, its first-turn scores if any)."""
         scores: list[Scores] = []
@@ -127,11 +133,15 @@ def score_files(settings: ScoreSettings) -> Scored:
         enter_phase("reading the rollouts")
         directory, encoder = make_encoder(settings)
         steps, read, surprises = prepare(settings, encoder)
-        report_lines(settings, read, steps, surprises, encoder)
+        for say, line in content_lines(settings, read, steps, surprises, encoder):
+            say(line)
         if encoder.writes_date():
             for line in day_lines(read.rows, encoder.date or "", given=bool(settings.date)):
                 console(line)
         scorer = load_scorer(settings, directory, encoder)
+    enter_phase("estimating the time")
+    if line := scorer.estimate(steps):
+        console(line)
     rows: list[Metrics] = []
     stored: list[StoredMatrix] = []
     for step in steps:
@@ -265,41 +275,18 @@ def report_broken_rows(broken: Sequence[Broken]) -> None:
         _warn(f"{len(broken) - NAMED} more rows cannot be used")
 
 
-def report_lines(
+def content_lines(
     settings: ScoreSettings,
     read: FileContents,
     steps: Sequence[ScoredStep],
     surprises: Surprises,
     encoder: Encoder,
-) -> None:
-    """Print lines about prompts, missing values, unread content, and rows read unexpectedly."""
-    console(notices.prompts_line(encoder))
-    for line in notices.unrecorded_lines(read):
-        console(line)
-    for line in notices.unread_lines(read, encoder):
-        console(line)
-    for line in notices.warning_lines(read, steps, settings.reward, encoder):
-        _warn(line)
-    if surprises.split_groups:
-        _warn(
-            f"{len(surprises.split_groups)} rows have a prompt that differs from the first row of "
-            f"their group and form separate groups; the first: {surprises.split_groups[0]}"
-        )
-    if surprises.text_before:
-        _warn(
-            f"{surprises.text_before} replies begin their reasoning unlike most of their group "
-            f"(for example with text before {encoder.opening}) and are scored as if they did not"
-        )
-    if surprises.invalid_texts:
-        _warn(
-            f"{surprises.invalid_texts} replies contain U+FFFD, which replaces undecodable bytes; "
-            "they are scored with that character and look unlikely"
-        )
-    if encoder.prompt_kinds["text"] and encoder.tokenizer.chat_template:
-        _warn(
-            f"{encoder.prompt_kinds['text']} prompts are plain text that the model's chat template "
-            "did not write; they are scored unchanged (messages would go through the template)"
-        )
+) -> list[tuple[Callable[[str], None], str]]:
+    """Return [(what prints it, line about prompts, missing values or rows read unexpectedly)]."""
+    told = [notices.prompts_line(encoder), *notices.unrecorded_lines(read)]
+    told += notices.unread_lines(read, encoder)
+    warned = notices.warning_lines(read, steps, surprises, settings.reward, encoder)
+    return [*((console, line) for line in told), *((_warn, line) for line in warned)]
 
 
 def figure_lines(metrics: Metrics) -> Iterable[str]:
@@ -338,7 +325,7 @@ def write_results(
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
         "message_keys_not_written": notices.unwritten_keys(read, encoder),
-        "prompts": dict(encoder.prompt_kinds),
+        "prompts": dict(encoder.counts.prompt_kinds),
         "steps": [
             {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}
             | {name: value for name, value in row.items() if math.isfinite(value)}

@@ -111,6 +111,35 @@ def test_files_that_are_torn_or_vanish_do_not_end_it(steps, tmp_path, capsys):
     assert printed.count(":32 ") == printed.count(":33 is not JSON") == 1
 
 
+def test_content_that_is_not_read_is_named_once_and_counted_at_the_end(steps, tmp_path, capsys):
+    first, second, third = list(steps)[:3]
+
+    def more(number, rows, **fields):
+        lines = [json.dumps(json.loads(line) | fields) + "\n" for line in steps[number][:rows]]
+        write(tmp_path, number, lines)
+
+    script = Script(
+        nothing,
+        lambda: more(second, 32, mood="good"),
+        nothing,
+        lambda: more(third, 16, mood="bad", age=3),
+        nothing,
+        lambda: more(third, 32, mood="bad", age=3),  # scored again, counted once
+        nothing,
+    )
+    more(first, 32, mood="good")
+    found = follow.follow_files(ScoreSettings(MODEL, (str(tmp_path),)), gate=False, wait=script)
+    assert [len(step.episodes) for step in found.steps] == [32, 32, 32]
+    printed = capsys.readouterr().out.splitlines()
+    score_files(ScoreSettings(MODEL, (str(tmp_path),)))
+    whole = capsys.readouterr().out.splitlines()
+    for start in ("fields that are not read: ", "prompts: "):
+        lines, (last,) = ([x for x in y if x.startswith(start)] for y in (printed, whole))
+        assert lines[-1] == last
+        # Once when first seen, again when a further field is, and at the end.
+        assert len(lines) == 2 + (start[0] == "f"), lines
+
+
 def test_one_file_in_which_steps_are_added(steps, tmp_path):
     """Only the steps that change are scored."""
     path, scored = tmp_path / "log.jsonl", []

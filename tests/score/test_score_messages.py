@@ -49,7 +49,7 @@ def scored(tokenizer, path, records):
     read, encoder = read_files([str(path)]), Encoder(tokenizer, len(tokenizer))
     spoken, broken = encode_rows(read.rows, encoder)
     assert not broken and not read.broken, (broken, read.broken)
-    steps, _ = make_steps(read.rows, spoken)
+    steps, surprises = make_steps(read.rows, spoken)
     texts = [
         [
             (tokenizer.decode(said.prompt_ids), tokenizer.decode(said.turn.sampled))
@@ -57,7 +57,7 @@ def scored(tokenizer, path, records):
         ]
         for row in read.rows
     ]
-    warned = list(notices.warning_lines(read, steps, (), encoder))
+    warned = list(notices.warning_lines(read, steps, surprises, (), encoder))
     return texts, read, encoder, warned
 
 
@@ -239,4 +239,4 @@ def test_a_call_alone_is_what_the_template_writes_of_it(tokenizer, tmp_path, cha
     record = {"prompt": [ASKED], "completion": [called(None), RESULT, LAST]}
     (turns,), _, encoder, _ = scored(other, tmp_path / "a.jsonl", [record])
     assert turns[0][1] == expected
-    assert encoder.missing_parts["tool calls of a reply"] == (not expected)
+    assert encoder.counts.missing_parts["tool calls of a reply"] == (not expected)

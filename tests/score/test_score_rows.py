@@ -40,7 +40,7 @@ def test_prompts_of_any_kind_are_the_same_ids(encoder, tokenizer, prompt, kind):
     said = encoder.encode_reply(ParsedReply(prompt, SAID))
     assert text(tokenizer, said.turn.prompt) == PROMPT + "<think>"
     assert text(tokenizer, said.turn.sampled) == SAID
-    assert list(encoder.prompt_kinds) == [kind]
+    assert list(encoder.counts.prompt_kinds) == [kind]
 
 
 def test_a_conversation_without_control_tokens_is_restored(encoder, tokenizer):
@@ -53,7 +53,7 @@ def test_a_conversation_without_control_tokens_is_restored(encoder, tokenizer):
 
 def test_other_text_stays_as_it_is(encoder, tokenizer):
     assert text(tokenizer, encoder.encode_prompt("What is 2 + 2?")) == "What is 2 + 2?"
-    assert list(encoder.prompt_kinds) == ["text"]
+    assert list(encoder.counts.prompt_kinds) == ["text"]
 
 
 @pytest.mark.parametrize(

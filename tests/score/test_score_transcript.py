@@ -56,7 +56,7 @@ def test_each_turn_is_read_after_its_own_prompt(tokenizer, tmp_path, kind, templ
     assert turns[2][1].startswith(SAID[2].removeprefix("<think>"))
     for i, (prompt, _) in enumerate(turns):
         assert prompt == FULL[: FULL.index(SAID[i])]
-    assert len(turns) == 3 and encoder.transcripts == 1
+    assert len(turns) == 3 and encoder.counts.transcripts == 1
 
 
 @pytest.mark.parametrize("control", [False, True])
@@ -64,7 +64,7 @@ def test_a_last_observation_is_no_part_of_a_reply(tokenizer, tmp_path, control):
     text = f"{FULL}{START}user\nover{END}\n"
     text = text if control else text.replace(START, "").replace(END, "")
     turns, encoder = turns_of(tokenizer, tmp_path / "a.jsonl", *cut(text))
-    assert len(turns) == 3 and encoder.trailing_observations == 1
+    assert len(turns) == 3 and encoder.counts.trailing_observations == 1
     assert turns[2][1] == SAID[2].removeprefix("<think>") + (END if control else "")
 
 
@@ -82,7 +82,7 @@ def test_replies_opened_by_the_prompt(tokenizer, tmp_path):
 def test_a_single_reply_stays_whole(tokenizer, tmp_path, output):
     turns, encoder = turns_of(tokenizer, tmp_path / "a.jsonl", cut(BARE)[0], output)
     assert [said for _, said in turns] == [output.removeprefix("<think>")]
-    assert encoder.transcripts == encoder.trailing_observations == 0
+    assert encoder.counts.transcripts == encoder.counts.trailing_observations == 0
 
 
 def test_the_command_reads_turns(language_model, tmp_path):
