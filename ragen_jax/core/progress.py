@@ -32,6 +32,13 @@ def enter_phase(place: str, *, total: int = 0, unit: str = "", since: float | No
     NOW.done, NOW.total, NOW.unit = 0, total, unit
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in words: "43 s", "12 min", "2.5 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def begin_count(total: int, unit: str) -> bool:
     """Count units of the phase (`enter_phase`); return False while others are counted."""
     if NOW.done < NOW.total:

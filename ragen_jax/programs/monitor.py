@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 
 import jax
 
-from ragen_jax.core.progress import seconds_since_output
+from ragen_jax.core.progress import duration, seconds_since_output
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.console import console
 
@@ -68,7 +68,7 @@ class CompileMonitor:
         self.programs.append(CompiledProgram(name, seconds, self.shapes.new_of(name)))
         called = [program.seconds for program in self.programs if program.name != PRECOMPILED]
         if seconds_since_output() >= EVERY and sum(called) >= EVERY:
-            console(f"compiling as needed: {len(called)} programs so far, {sum(called):.0f} s")
+            console(f"compiling as needed: {len(called)} programs so far, {duration(sum(called))}")
 
     def add_wait(self, seconds: float) -> None:
         """Count the time that a step waited for programs compiled by threads."""

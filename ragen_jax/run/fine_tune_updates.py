@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ragen_jax.config.build import build_budgets, build_limits, build_meshes
 from ragen_jax.config.per_task import is_due
 from ragen_jax.configs.base import Config
-from ragen_jax.core.progress import enter_phase
+from ragen_jax.core.progress import duration, enter_phase
 from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Batch, Metrics, Params
@@ -97,7 +97,7 @@ def train(
     for update in bar:
         start = time.monotonic()
         left = (start - begin) / max(update - 1 - first, 1) * (w.max_updates - update + 1)
-        about = f", at most {left:.0f} s left" if update > first + 1 else ""
+        about = f", at most {duration(left)} left" if update > first + 1 else ""
         enter_phase(f"fine-tuning, update {update} of {w.max_updates}{about}", since=start)
         rows = batch_rows(len(batch.tokens_BT), w.batch, w.seed, update - 1)
         state, metrics = _update(learner, state, _take(batch, rows), update)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
+from ragen_jax.core.progress import duration
 from ragen_jax.core.randomness import Purpose
 from ragen_jax.core.types import Params, Turn
 from ragen_jax.diagnostics.cross_scoring import cross_score
@@ -42,7 +43,7 @@ def estimate_line(
     pairs = sum(len(sample.prompts) * len(sample.turns) for sample in samples)
     return (
         f"scoring {pairs:,} pairs of a prompt and a reasoning, {tokens:,} tokens: about "
-        f"{_duration(tokens / rate)} ({rate:,.0f} tokens/s in a trial)"
+        f"{duration(tokens / rate)} ({rate:,.0f} tokens/s in a trial)"
     )
 
 
@@ -87,8 +88,3 @@ def _tokens_per_second(model: Qwen, params: Params, sample: Sample) -> float:
         cross_score(model, params, prompts, middle, micro_batch=TRIAL[0] * TRIAL[1])
         seconds.append(time.perf_counter() - start)
     return tokens / seconds[1]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 
 from ragen_jax.core import progress
-from ragen_jax.core.progress import enter_phase, note_output, seconds_since_output
+from ragen_jax.core.progress import duration, enter_phase, note_output, seconds_since_output
 from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console_streams import show
 
@@ -78,9 +78,9 @@ def describe_phase() -> str:
     seconds = time.monotonic() - now.since
     parts = [f"{now.done} of {now.total} {now.unit}".rstrip()] if now.total else []
     if 0 < now.done < now.total:
-        parts.append(f"about {seconds / now.done * (now.total - now.done):.0f} s left")
+        parts.append(f"about {duration(seconds / now.done * (now.total - now.done))} left")
     elif round(seconds):
-        parts.append(f"{seconds:.0f} s so far")
+        parts.append(f"{duration(seconds)} so far")
     return ": ".join([now.place, *([", ".join(parts)] if parts else [])])
 
 

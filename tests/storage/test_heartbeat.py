@@ -52,6 +52,15 @@ def test_a_counted_phase_shows_how_far_it_is(passing, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "counting again: 0 of 3"
 
 
+@pytest.mark.parametrize(
+    "seconds, words",
+    [(0, "0 s"), (99.4, "99 s"), (99.5, "2 min"), (3600, "60 min"), (5969, "99 min")]
+    + [(5970, "1.7 h"), (90_000, "25.0 h")],
+)
+def test_durations_have_a_readable_unit(seconds, words):
+    assert progress.duration(seconds) == words
+
+
 def test_seconds_are_those_of_the_whole_phase(passing, capsys):
     progress.enter_phase("update 1")
     since = progress.NOW.since
