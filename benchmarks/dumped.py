@@ -1,10 +1,12 @@
 """Total time of `python -m ragen_jax.score` for rollouts of another trainer.
 
     python -m benchmarks.dumped [--rows=2000] [--tokens=300] [--members=16] [--samples=64]
+                                [--model=DIR]
 
-The model has the tiny agent's shape and random weights. The rows are random words; half of their
-tokens are prompt and half are reply. --samples is the maximum number of scored reasonings per step
-(0: all). The whole command is timed, including its imports and compilations.
+The model is --model, or one of the tiny agent's shape with random weights. The rows are random
+words, a token each; half of them are prompt and half are reply. --samples is the maximum number of
+scored reasonings per step (0: all). The whole command is timed, including its imports and
+compilations.
 """
 
 import argparse
@@ -48,10 +50,12 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dumped", description=__doc__)
     for name, usual in (("rows", 2000), ("tokens", 300), ("members", 16), ("samples", 64)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--model", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model, rollouts = Path(folder) / "model", Path(folder) / "1.jsonl"
-        hf.save(model, Qwen(SHAPE), random_params(SHAPE), build_tokenizer(Sokoban.words))
+        model, rollouts = options.model or Path(folder) / "model", Path(folder) / "1.jsonl"
+        if options.model is None:
+            hf.save(model, Qwen(SHAPE), random_params(SHAPE), build_tokenizer(Sokoban.words))
         write_rows(rollouts, options.rows, options.tokens, options.members)
         words = [sys.executable, "-m", "ragen_jax.score", f"--model={model}"]
         words += [f"--rollouts={rollouts}", f"--out={folder}/score.json"]
