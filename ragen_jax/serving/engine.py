@@ -114,6 +114,9 @@ class Engine:
         self.idle_seconds = 0.0  # in which no reply was running and no request waited
         # Members of a group have the same first prompt, which is read once for those that wait.
         self._patience = _Patience(slots, FIRST_WAIT, at_a_time=slots)
+        # Seconds of a chunk, which at most double from one chunk to the next: a program that is
+        # compiled, or a computer that sleeps, makes one chunk long, but not the next.
+        self._usual = FIRST_WAIT
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -218,13 +221,15 @@ class Engine:
         keys_B = episode_keys(self._key, seeds, members, calls)  # calls are like turns
         start = time.perf_counter()
         ended = decode_rows(cache, rows, keys_B, self._sampling, self._endings)
-        seconds = time.perf_counter() - start
+        self._usual = min(time.perf_counter() - start, 2 * self._usual)
         for row in ended:
             assert row.future is not None
             row.future.set_result(Sampled(row.sampled, row.logp))
             row.ticket = row.future = None
         running = sum(row.ticket is not None for row in rows)
-        self._patience = _Patience.after_chunk(seconds, len(ended), running, cache.sizes.at_a_time)
+        self._patience = _Patience.after_chunk(
+            self._usual, len(ended), running, cache.sizes.at_a_time
+        )
 
 
 def _claim(future: "concurrent.futures.Future[Sampled]") -> bool:

@@ -1,6 +1,7 @@
 """How the engine groups requests: sessions whose replies end together are served together again."""
 
 import time
+import types
 
 import jax
 import numpy as np
@@ -28,22 +29,13 @@ def test_a_wait_costs_no_more_than_leaving_early():
     assert _Patience.after_chunk(1.0, 0, 0, 1) == _Patience(0, 0.0, 1)
 
 
-@pytest.mark.medium
-def test_sessions_whose_replies_end_together_share_their_chunks(language_model, monkeypatch):
-    """Four sessions of equally long replies ask one after the other, as threads do: each turn is a
-    chunk of all four, except where a session stays away."""
+@pytest.fixture
+def make_engine(language_model):
+    """make_engine() -> an `Engine` of four slots."""
     config = sokoban.get_config("llm")
     config.model.path, config.model.dtype = str(language_model), "float32"
     policy = serve.of_model(str(language_model), load_config(config))
-    active, decode = [], engine_module.decode_rows
-
-    def count(cache, rows, *rest):
-        active.append(sum(row.tokens_left > 0 for row in rows))
-        time.sleep(1.0)  # a chunk takes so long, so that requests arrive in time on any machine
-        return decode(cache, rows, *rest)
-
-    monkeypatch.setattr(engine_module, "decode_rows", count)
-    engine = Engine(
+    return lambda: Engine(
         policy.model,
         policy.params,
         mesh=make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1]),
@@ -53,6 +45,44 @@ def test_sessions_whose_replies_end_together_share_their_chunks(language_model, 
         endings=Endings((), None),
         key=jax.random.key(0),
     )
+
+
+@pytest.mark.medium
+def test_a_chunk_that_took_an_hour_does_not_make_the_next_request_wait_an_hour(
+    make_engine, monkeypatch
+):
+    """As after a computer has slept, or a program was compiled."""
+    decode, slept = engine_module.decode_rows, []
+
+    def sleep(*arguments):
+        slept.append(3600.0)
+        return decode(*arguments)
+
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(slept))
+    monkeypatch.setattr(engine_module, "time", clock)
+    monkeypatch.setattr(engine_module, "decode_rows", sleep)
+    engine = make_engine()
+    prompt = np.arange(5, dtype=np.int32)
+    for future in [engine.submit(Ticket(prompt, 8, (n, 0, 0))) for n in range(4)]:
+        future.result()
+    monkeypatch.setattr(engine_module, "decode_rows", decode)
+    engine.submit(Ticket(prompt, 8, (0, 0, 1))).result(timeout=60)  # the other three stay away
+    engine.close()
+
+
+@pytest.mark.medium
+def test_sessions_whose_replies_end_together_share_their_chunks(make_engine, monkeypatch):
+    """Four sessions of equally long replies ask one after the other, as threads do: each turn is a
+    chunk of all four, except where a session stays away."""
+    active, decode = [], engine_module.decode_rows
+
+    def count(cache, rows, *rest):
+        active.append(sum(row.tokens_left > 0 for row in rows))
+        time.sleep(1.0)  # a chunk takes so long, so that requests arrive in time on any machine
+        return decode(cache, rows, *rest)
+
+    monkeypatch.setattr(engine_module, "decode_rows", count)
+    engine = make_engine()
     prompt = np.arange(5, dtype=np.int32)
     for turn in range(3):
         asked = []
