@@ -54,6 +54,7 @@ SEEDS = 2**29
 EVAL_SEEDS = 2**30
 MAX_TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
 SOLVER = "solver"  # value of warmstart.demonstrations
+INITIAL = "initial"  # value of algorithm.kl_reference
 MAX_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
@@ -301,7 +302,8 @@ class Algorithm(Section):
     """The loss."""
 
     # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
-    # reinforce_plus_plus_baseline | raft (imitates the best members of each group)
+    # reinforce_plus_plus_baseline | raft (imitates the best members of each group) |
+    # distill (no reward: only the KL to kl_reference)
     name: str = one_of("grpo", algorithms.ALGORITHMS)
     # ppo, reinforce_plus_plus: discount per sampled token
     gamma: float = above(1.0, 0, 1, TOKEN_LEVEL)
@@ -320,8 +322,11 @@ class Algorithm(Section):
     # Estimator: k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; "exact"
     # sums over the vocabulary.
     kl_kind: str = one_of("k3", (*losses.KL_KINDS, losses.EXACT), KL)
-    # coefficient of KL(policy || initial policy); 0: no KL
+    # coefficient of KL(policy || reference); 0: no KL
     kl_coef: float = number(0.001, 0, 1000)
+    # The reference of the KL: "initial" is the initial policy. Any other value is a model with the
+    # same tokenizer (a directory, hub id, GGUF file or run): a teacher, and the KL distils it.
+    kl_reference: str = text(INITIAL, KL)
     # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
     kl_in: str = one_of("loss", ("loss", "reward"), KL)
     # Where to keep the reference policy between uses: "device", or "host": pinned host

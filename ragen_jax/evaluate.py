@@ -48,7 +48,14 @@ from ragen_jax.model.layout import sampling_params
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.diagnose import heldout_gradients
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
+from ragen_jax.run.load import (
+    Policy,
+    for_sampling,
+    load_adapted,
+    load_policy,
+    load_reference,
+    restore_run,
+)
 from ragen_jax.run.log import eval_line, write_gradients
 from ragen_jax.run.run_files import policy_directory
 from ragen_jax.run.samples import invalid_reply_lines
@@ -150,7 +157,14 @@ def checkpoint_gradients(config: Config, workdir: Path, policy: Policy, step: in
     initial = load_policy(config, workdir)  # the reference policy of the KL term
     images = policy.tasks[0].settings.chat.images
     meshes = build_meshes(config)
-    learner, state = build_learner(config, initial.model, initial.params, *meshes, images)
+    learner, state = build_learner(
+        config,
+        initial.model,
+        initial.params,
+        *meshes,
+        images,
+        load_reference(config, initial),
+    )
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     state = checkpoints.restore(step, state)
     return heldout_gradients(learner, state, policy.params, policy.tasks, config.diagnose)

@@ -56,6 +56,16 @@ ALGORITHMS = {
     },
     # MiniMax-M1, arXiv 2506.13585: no lower bound.
     "cispo": {"algorithm.objective": "cispo", "algorithm.clip_low": 1.0, "algorithm.clip_c": 0.0},
+    # On-policy distillation (Agarwal et al., arXiv 2306.13649): the exact reverse KL to a teacher,
+    # algorithm.kl_reference, on the student's own rollouts, without any reward. A group of one is
+    # enough.
+    "distill": {
+        "algorithm.name": "distill",
+        "algorithm.kl_coef": 1.0,
+        "algorithm.kl_kind": "exact",
+        "algorithm.entropy_coef": 0.0,
+        "filter.strategy": "none",
+    },
     # Rejection sampling, Dong et al., arXiv 2304.06767: fine-tuning on the best members of each
     # group. With objective=ppo it is the RAFT++ of Xiong et al., arXiv 2504.11343.
     "raft": {

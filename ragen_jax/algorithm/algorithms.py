@@ -19,6 +19,8 @@ from ragen_jax.algorithm import advantage, rewards
 from ragen_jax.algorithm.advantage import STD_EPS, TIE, VARIANCE_EPS
 from ragen_jax.core.types import Array, Batch
 
+DISTILL = "distill"  # the algorithm that learns from no reward, only from the KL to its reference
+
 
 @dataclasses.dataclass(frozen=True)
 class Credit:
@@ -75,6 +77,7 @@ def token_advantages(
     - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
     - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, raft: computed from the (normalised)
       returns, the same for all tokens of an episode.
+    - distill: 0.
 
     Statistics over tokens, environments and the batch use the kept episodes; statistics of a group
     use all its sound episodes. A KL in the reward is subtracted before the statistics are computed;
@@ -241,5 +244,6 @@ ALGORITHMS = {
     "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
     "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
     "raft": Algorithm(_same_for_all_tokens(_raft), takes_sound=True, takes_unit=True),
+    DISTILL: Algorithm(_same_for_all_tokens(jnp.zeros_like)),
 }
 OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

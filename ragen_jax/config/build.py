@@ -24,6 +24,7 @@ from ragen_jax.config.per_task import (
     step_rows,
 )
 from ragen_jax.configs.base import (
+    INITIAL,
     Algorithm,
     Config,
     Env,
@@ -255,8 +256,12 @@ def build_chat(
 
 
 def has_reference(config: Config) -> bool:
-    """Return whether a run holds a separate KL reference (with LoRA it is the base model)."""
-    return bool(config.algorithm.kl_coef) and not config.model.lora.rank
+    """Return whether a run holds a separate KL reference.
+
+    With LoRA it is the base model, unless a config names another.
+    """
+    a = config.algorithm
+    return bool(a.kl_coef) and (a.kl_reference != INITIAL or not config.model.lora.rank)
 
 
 def check_host_memory(config: Config, device: jax.Device) -> None:
@@ -429,8 +434,8 @@ def step_rates(config: Config, step: int) -> tuple[np.ndarray, np.ndarray]:
     return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
 
 
-def build_loss(config: Config) -> Loss:
-    """Build the config's `policy.Loss`."""
+def build_loss(config: Config, reference_model: Qwen | None = None) -> Loss:
+    """Build the config's `policy.Loss`; reference_model: that of algorithm.kl_reference, if any."""
     a = config.algorithm
     return Loss(
         temperature=config.rollout.temperature,
@@ -443,6 +448,7 @@ def build_loss(config: Config) -> Loss:
         kl_kind=a.kl_kind,
         kl_coef=a.kl_coef if a.kl_in == "loss" else 0.0,
         entropy_coef=a.entropy_coef,
+        reference_model=reference_model,
     )
 
 
@@ -540,6 +546,7 @@ def build_learner(
     mesh: Mesh,
     sampling_mesh: Mesh | None = None,
     images: ImageSource = NO_IMAGES,
+    teacher: tuple[Qwen, Params] | None = None,
 ) -> tuple[Learner, TrainState]:
     """Return (`Learner`, `TrainState` at step 0) for a config.
 
@@ -547,6 +554,7 @@ def build_learner(
       params: the initial policy on the mesh; the state takes ownership (updates donate them).
       sampling_mesh: None for the training mesh.
       images: the images that rows show.
+      teacher: the model of algorithm.kl_reference, if the config names one.
     """
     c, a, o = config, config.algorithm, config.optimizer
     frozen = reference = critic_state = None
@@ -557,6 +565,8 @@ def build_learner(
         base = sampling_params(params, model, mesh)
         frozen = ForwardContext(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
+    if teacher is not None:
+        reference = sampling_params(teacher[1], teacher[0], mesh)
     elif has_reference(c):
         # A copy of every array, because the update donates the policy's parameters.
         reference = jax.tree.map(
@@ -564,8 +574,8 @@ def build_learner(
             sampling_params(params, model, mesh),
             params,
         )
-        if a.kl_memory == "host":
-            reference = in_memory(reference, "host")
+    if reference is not None and a.kl_memory == "host":
+        reference = in_memory(reference, "host")
     if has_critic(c.algorithm):
         backbone = critic.backbone_of(trained)
         critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)
@@ -588,7 +598,7 @@ def build_learner(
         entropy_gate=a.entropy_gate,
         mismatch=(a.mismatch_cap, a.mismatch_level) if a.mismatch_cap else None,
         optimizer=optimizer,
-        loss=build_loss(c),
+        loss=build_loss(c, teacher[0] if teacher else None),
         value_loss=build_value_loss(c),
         rates=functools.partial(step_rates, c),
         critic_alone=c.critic.warmup_steps,

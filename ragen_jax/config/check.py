@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ragen_jax.algorithm import losses
-from ragen_jax.algorithm.algorithms import OF_TOKENS
+from ragen_jax.algorithm.algorithms import DISTILL, OF_TOKENS
 from ragen_jax.algorithm.filter import STRATEGIES
 from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.config.fields import FIELDS, entries, field, leaves
@@ -22,7 +22,7 @@ from ragen_jax.config.per_task import (
     step_rows,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.configs.base import Config
+from ragen_jax.configs.base import INITIAL, Config
 from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
@@ -157,6 +157,12 @@ def check_algorithm(config: Config) -> None:
         refuse("algorithm.clip_c", f"objective {a.objective} has no dual clip; set 0")
     if a.mismatch_cap and a.mismatch_cap < 1:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
+    if a.name == DISTILL and (a.kl_reference == INITIAL or not a.kl_coef or a.kl_in != "loss"):
+        refuse(
+            "algorithm.name",
+            "it learns from the KL to a teacher only; set algorithm.kl_reference to a model, "
+            "kl_coef above 0 and kl_in='loss'",
+        )
     if a.kl_target and not a.kl_coef:
         refuse("algorithm.kl_target", "it controls algorithm.kl_coef, which is 0")
     if a.kl_in == "reward" and a.kl_kind == losses.EXACT:
@@ -169,12 +175,12 @@ def check_algorithm(config: Config) -> None:
             "reward.level",
             "normalised returns are placed on an episode's last token; leave it 'turn'",
         )
-    alone = a.name in OF_TOKENS and config.filter.strategy == "none"
+    alone = a.name in (*OF_TOKENS, DISTILL) and config.filter.strategy == "none"
     if config.rollout.group_size == 1 and not alone:
         refuse(
             "rollout.group_size",
             "a group of one has no variance; this needs filter.strategy none and an algorithm "
-            f"with token-level advantages ({', '.join(OF_TOKENS)})",
+            f"that compares no members ({', '.join((*OF_TOKENS, DISTILL))})",
         )
     if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
         refuse(

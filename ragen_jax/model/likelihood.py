@@ -225,24 +225,28 @@ def packed_statistics(
     rows: PackedRows,
     *,
     temperature: Array | float = 1.0,
-    reference: Params | None = None,
+    reference: tuple[Qwen, Params] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Return (logp, entropy) of the tokens given those before them; KL with a reference.
 
-    The vocabulary is read for these tokens alone. Arguments as in `token_statistics`.
+    The vocabulary is read for these tokens alone.
+
+    Args:
+      model, params, temperature: as in `token_statistics`.
+      reference: (model, params) to which the KL is measured, with the same vocabulary, or None.
 
     Returns:
       float32 [P, E] each.
     """
 
-    def read(params):
+    def read(model, params):
         return predicting_states(model, params, rows), head(params)
 
     return vocabulary_statistics(
-        *read(params),
+        *read(model, params),
         jnp.asarray(rows.target_PE),
         temperature,
-        None if reference is None else read(reference),
+        None if reference is None else read(*reference),
     )
 
 

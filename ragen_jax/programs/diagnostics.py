@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.config.build import build_loss
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.diagnostics import cross_scoring, flow, gradients, mediation
@@ -132,7 +131,7 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
     d = config.diagnose
     if not d.gradients_every:
         return
-    loss, groups = build_loss(run.config), d.gradients_groups or config.rollout.groups
+    loss, groups = run.loss, d.gradients_groups or config.rollout.groups
     shapes = group_shapes(run, config, at)
     of_group = shapes.grouping.micro_batches
     types = {"logp": "f4", "advantage": "f4", "mask": "f4"}

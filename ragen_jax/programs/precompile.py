@@ -205,6 +205,7 @@ def describe(config: Config, learner: Learner, state: TrainState, policy: Params
         copied=False,
         resident=None,
         images={},
+        reference_model=learner.loss.reference_model,
     )
 
 

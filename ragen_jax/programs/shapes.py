@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from ragen_jax.config.build import (
+    build_loss,
     build_meshes,
     build_model,
     build_optimizer,
@@ -26,7 +27,7 @@ from ragen_jax.config.build import (
     tiny_tokenizer,
 )
 from ragen_jax.config.per_task import has_critic, per_task_configs, turns_per_prompt
-from ragen_jax.configs.base import Config
+from ragen_jax.configs.base import INITIAL, Config
 from ragen_jax.core import sharding
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Params
@@ -37,7 +38,7 @@ from ragen_jax.model.vision import images
 from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
-from ragen_jax.update.policy import ForwardContext, add_images
+from ragen_jax.update.policy import ForwardContext, Loss, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
 TILE = 28  # default side of a board's cell in pixels, if env.options gives none: one token
@@ -225,7 +226,7 @@ class RunShapes:
     sampling_mesh: Mesh
     optimizer: optax.GradientTransformation
     state: TrainState
-    reference: Params | None  # the KL term's reference model
+    reference: Params | None  # the KL term's reference
     frozen: ForwardContext | None  # with LoRA: the base model
     policy: Params  # the parameters that sampling and scoring read
     base: Params  # the parameters that layout.sampling_params copies
@@ -233,6 +234,12 @@ class RunShapes:
     copied: bool  # whether layout.sampling_params copies parameters or returns the given ones
     resident: Any  # tree of the arrays that training keeps in memory during sampling and scoring
     images: dict[Mesh, Images]  # the image table on each mesh; empty: no vision tower
+    reference_model: qwen.Qwen | None = None  # that of the reference; None: the policy's
+
+    @property
+    def loss(self) -> Loss:
+        """The settings of the policy loss."""
+        return build_loss(self.config, self.reference_model)
 
     @property
     def at_rest(self) -> Params | None:
@@ -310,6 +317,11 @@ def describe(
                 f"config.{name} is {value}, which preflight does not support; set {name}=0 to "
                 "plan rollouts and updates in turn on all devices"
             )
+    if c.algorithm.kl_coef and c.algorithm.kl_reference != INITIAL:
+        raise ValueError(
+            f"config.algorithm.kl_reference is {c.algorithm.kl_reference!r}; preflight does not "
+            f"plan a second model; set kl_reference={INITIAL} to plan the rest, and add its weights"
+        )
     shape = model_shape(c)
     mesh, sampling_mesh = build_meshes(c, devices)
     model = build_model(c.model, shape, mesh)

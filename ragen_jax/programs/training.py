@@ -15,12 +15,13 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from ragen_jax.algorithm.bonus import weighs_entropy
-from ragen_jax.config.build import build_loss, build_value_loss, needs_statistics
+from ragen_jax.config.build import build_value_loss, needs_statistics
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
 from ragen_jax.model import layout
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.programs.images import with_tower
 from ragen_jax.programs.program import (
     Program,
@@ -292,6 +293,7 @@ def training_programs(
             passes.statistics,
             reference,
             temperature,
+            model=run.reference_model,
             resident=state,
             head=True,
         )
@@ -325,7 +327,7 @@ def training_programs(
         yield _apply(run, "critic_apply", critic, resident=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
     rest = state.critic, None if in_loss else run.at_rest
-    loss = build_loss(c)
+    loss = run.loss
     own = rounding_decides(loss, c.model.dtype)
     if own and c.optimizer.minibatches > 1:
         resident = rest, state.opt_state, run.reference if in_loss else None
@@ -460,14 +462,15 @@ def _read(
     *,
     resident: Any,
     head: bool,
+    model: Qwen | None = None,
 ) -> Program:
-    """Return the `Program` of a pass over micro-batches."""
+    """Return the `Program` of a pass over micro-batches; model: None for the policy's."""
     return program(
         name,
         run.mesh,
         passes.read_micro_batches,
         function,
-        run.model,
+        model or run.model,
         params,
         micro_batch_structs(run, shapes)["packed"],
         host(()),

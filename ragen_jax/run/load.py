@@ -20,7 +20,7 @@ from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import require_trust
-from ragen_jax.configs.base import Config
+from ragen_jax.configs.base import INITIAL, Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
@@ -32,6 +32,7 @@ from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.fine_tune import fine_tuned_model
 from ragen_jax.run.imitate import tiny_model
+from ragen_jax.run.run_files import policy_directory
 from ragen_jax.run.tasks import build_tasks
 from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
@@ -96,6 +97,36 @@ def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) 
         heldout=heldout,
     )
     return Policy(model, params, tokenizer, tasks)
+
+
+def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None:
+    """Return (model, params) of algorithm.kl_reference; None if it is the initial policy.
+
+    Raises:
+      ValueError: the model cannot be read, its tokens are not those of the policy, or the policy
+        reads images.
+    """
+    name = config.algorithm.kl_reference
+    if name == INITIAL or not config.algorithm.kl_coef:
+        return None
+    path = hf.resolve(policy_directory(name))
+    tokenizer = hf.load_tokenizer(path)
+    sizes = hf.model_config(path).vocab_size, policy.model.config.vocab_size
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab() or sizes[0] != sizes[1]:
+        raise ValueError(
+            f"config.algorithm.kl_reference is {name!r}, whose vocabulary ({sizes[0]} ids) is not "
+            f"that of the policy ({sizes[1]} ids); the KL compares their probabilities of the "
+            "same tokens"
+        )
+    if policy.model.config.image_tokens is not None:
+        raise ValueError(
+            f"config.algorithm.kl_reference is {name!r}, but the policy reads images; only its "
+            f"initial policy can be the reference: set kl_reference={INITIAL}"
+        )
+    enter_phase(f"loading {path}")
+    mesh, _ = build_meshes(config)
+    model, params, _ = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+    return build_model(config.model, model.config, mesh), params
 
 
 def _made_model(config: Config, workdir: Path | None, make: Callable[[Config], Path]) -> Path:

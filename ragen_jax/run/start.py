@@ -18,7 +18,7 @@ from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
 from ragen_jax.run.folder import RunFolder, open_folder
-from ragen_jax.run.load import Policy, load_policy, save_policy
+from ragen_jax.run.load import Policy, load_policy, load_reference, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.model_card import card_of_run
 from ragen_jax.run.preemption import Preemption
@@ -99,9 +99,11 @@ def start(
                 made_with = provenance_of(config, platform.python_version())
                 if newest(workdir / "checkpoints"):
                     report_changes(workdir, made_with, strict=strict)
-        model, params, tokenizer, tasks = load_policy(config, workdir)
+        policy = load_policy(config, workdir)
+        model, params, tokenizer, tasks = policy
         for task in tasks:
             _ = task.first_training_plays  # raises if no problem can be played
+        teacher = load_reference(config, policy)
         check_success(config, tasks)
         with main_process_first("damage"):
             for line in find_damage(workdir, repair) if is_main_process() else ():
@@ -110,7 +112,7 @@ def start(
     latest = checkpoints.latest_step()
     enter_phase("building the learner")
     images = tasks[0].settings.chat.images
-    learner, state = build_learner(config, model, params, mesh, sampling_mesh, images)
+    learner, state = build_learner(config, model, params, mesh, sampling_mesh, images, teacher)
     with command.bad_input():
         if latest is not None:
             enter_phase(f"restoring step {latest}")

@@ -353,7 +353,8 @@ def assign_credit(
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
         temperature = np.float32(learner.loss.temperature)
-        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature)
+        model = learner.loss.reference_model
+        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature, model=model)
         # Not the sampler's log-probs: their rounding would give a KL above 0 to a policy that
         # equals its reference. In a group of equal returns, normalization would amplify it.
         kl_BT = np.array(losses.kl(_require(selection.logp_BT), ref_BT, kind))
@@ -607,11 +608,19 @@ def _rows_of(keep_GK: np.ndarray, batch: Batch) -> np.ndarray:
 
 
 def _pass(
-    learner: Learner, function: Pass, params: Params, batch: Batch, rows_B: np.ndarray, extra: Any
+    learner: Learner,
+    function: Pass,
+    params: Params,
+    batch: Batch,
+    rows_B: np.ndarray,
+    extra: Any,
+    *,
+    model: Qwen | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Run `over_rows` with the shapes of an update."""
+    """Run `over_rows` with the shapes of an update; model: None for the policy's."""
     layout = _pass_layout(learner, learner.mesh, learner.micro_batch)
-    return over_rows(function, learner.model, params, token_rows(batch), rows_B, extra, layout)
+    rows = token_rows(batch)
+    return over_rows(function, model or learner.model, params, rows, rows_B, extra, layout)
 
 
 def _pass_layout(learner: Learner, mesh: Mesh, micro_batch: int) -> MinibatchLayout:

@@ -45,6 +45,7 @@ class Loss:
     kl_kind: str
     kl_coef: float
     entropy_coef: float
+    reference_model: Qwen | None = None  # the KL reference's model; None: the policy's
 
 
 @flax.struct.dataclass
@@ -73,8 +74,8 @@ class ForwardContext:
         return add_images(whole, images)
 
     def reference(self, params: Params | None) -> Params | None:
-        """Return the KL reference: the base model in LoRA training, else `params`."""
-        whole = params if self.params is None else self.params
+        """Return the KL reference: `params` or, without, the base model of LoRA training."""
+        whole = self.params if params is None else params
         images = self.images if self.base_images is None else self.base_images
         return None if whole is None else add_images(whole, images)
 
@@ -123,7 +124,8 @@ class PolicyLoss:
 
     model: Qwen = flax.struct.field(pytree_node=False)
     settings: Loss = flax.struct.field(pytree_node=False)
-    ref_params: Params | None  # KL reference; not read when kl_coef is 0 or params are adapters
+    # KL reference; None: none, or the base model that the adapters are for
+    ref_params: Params | None
     kl_scale: jax.Array | float = 1.0  # multiplies kl_coef
     context: ForwardContext | None = None  # set if params are adapters or rows show images
 
@@ -159,12 +161,16 @@ class PolicyLoss:
             params, ref_params = self.context.attach(params), self.context.reference(ref_params)
         rows, mask_BT, weights = piece["packed"], piece["mask"], piece["weights"]
         exact = loss.kl_coef and loss.kl_kind == losses.EXACT
+        reference = None
+        if loss.kl_coef:
+            assert ref_params is not None
+            reference = loss.reference_model or model, ref_params
         statistics = packed_statistics(
             model,
             params,
             rows,
             temperature=loss.temperature,
-            reference=ref_params if exact else None,
+            reference=reference if exact else None,
         )
         logp_BT, entropy_BT, *exact_kl = (unpack(x, piece["entry"]) for x in statistics)
         old_BT = piece["logp"]
@@ -189,9 +195,8 @@ class PolicyLoss:
         factor = {"entropy": piece["bonus"]} if "bonus" in piece else {}
         if exact:
             further["kl"] = loss.kl_coef * self.kl_scale, exact_kl[0]
-        elif loss.kl_coef:
-            assert ref_params is not None
-            ref, _ = packed_statistics(model, ref_params, rows, temperature=loss.temperature)
+        elif reference is not None:
+            ref, _ = packed_statistics(*reference, rows, temperature=loss.temperature)
             ref_BT = unpack(jax.lax.stop_gradient(ref), piece["entry"])
             kl_BT = losses.kl(logp_BT, ref_BT, loss.kl_kind)
             further["kl"] = loss.kl_coef * self.kl_scale, kl_BT

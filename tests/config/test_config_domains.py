@@ -131,7 +131,7 @@ BEYOND = {
     "warmstart.max_updates": (0,),
 }
 # Any text may be a name, a file or a stop string.
-FREE_TEXT = ("model.path", "warmstart.demonstrations", "rollout.stop")
+FREE_TEXT = ("model.path", "algorithm.kl_reference", "warmstart.demonstrations", "rollout.stop")
 
 
 def put(config, name, value):

@@ -23,6 +23,7 @@ ENTRIES = (
 )
 # Fields that other tests change.
 ELSEWHERE = {
+    "algorithm.kl_reference": "run/test_distill.py: test_a_student_comes_closer_to_its_teacher",
     "log.trackers": "test_train.py: test_resuming_gives_the_numbers_of_an_uninterrupted_run",
     "also": "run/test_tasks.py: test_two_environments_train_resume_and_evaluate",
     "env.time_limit": "envs/test_contract.py: test_what_hangs_costs_its_episodes_alone",

@@ -48,6 +48,8 @@ def test_a_recipe_makes_a_valid_config(name, preset):
         config = module.get_config(f"{preset}+{name}")
         if name == "groups-128x1":  # groups of one member need PPO without a filter
             config = module.get_config(f"{preset}+{name}+ppo+no_filter")
+        if name == "distill":  # the teacher has no default
+            config.algorithm.kl_reference = "DIR"
         check(config)
         for path, value in RECIPES[name].items():
             if not callable(value) and name != "groups-128x1":

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from ragen_jax.algorithm import losses
-from ragen_jax.algorithm.algorithms import ALGORITHMS, OF_TOKENS
+from ragen_jax.algorithm.algorithms import ALGORITHMS, DISTILL, OF_TOKENS
 from ragen_jax.algorithm.batch import take_rows
 from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties, check_host_memory
@@ -33,6 +33,7 @@ from ragen_jax.update.learner import (
 )
 
 V, G, K = 40, 4, 4
+REWARDED = [name for name in ALGORITHMS if name != DISTILL]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def random_settings(config, rng):
         return options[rng.integers(len(options))]
 
     c = config.copy_and_resolve_references()
-    c.algorithm.name = pick(ALGORITHMS)
+    c.algorithm.name = pick(REWARDED)
     c.algorithm.update(
         gamma=pick([1.0, 0.95]),
         lam=pick([1.0, 0.9]),
@@ -256,7 +257,7 @@ def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
     assert not found[batch.group_B == G - 1].any()
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OF_TOKENS])
+@pytest.mark.parametrize("name", [name for name in REWARDED if name not in OF_TOKENS])
 @pytest.mark.parametrize("normalize, grouping", [("identity", "state"), ("mean_std", "batch")])
 def test_a_group_is_compared_with_the_kl_of_all_its_members(
     config, policy, episodes, monkeypatch, name, normalize, grouping

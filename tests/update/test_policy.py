@@ -1,6 +1,7 @@
 """Log-probs, the loss of a minibatch and the optimizer step."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +95,10 @@ def largest_difference(a, b):
 def reference_loss(policy, params, batch, advantage, loss):
     """Return the loss of the whole minibatch in one pass, from its definition (token-mean)."""
     model, ref = policy
+    ref_model = loss.reference_model or model
     hidden, _ = model.apply({"params": params}, jnp.asarray(batch.tokens_BT))
     table = jax.nn.log_softmax(logits(params, hidden) / loss.temperature)[:, :-1]
-    ref_hidden, _ = model.apply({"params": ref}, jnp.asarray(batch.tokens_BT))
+    ref_hidden, _ = ref_model.apply({"params": ref}, jnp.asarray(batch.tokens_BT))
     ref_table = jax.nn.log_softmax(logits(ref, ref_hidden) / loss.temperature)[:, :-1]
     target = batch.tokens_BT[:, 1:, None]
     logp = jnp.take_along_axis(table, target, -1)[..., 0]
@@ -113,14 +115,23 @@ def reference_loss(policy, params, batch, advantage, loss):
     return (mask * total).sum() / mask.sum()
 
 
+@pytest.mark.parametrize("teacher", [False, pytest.param(True, marks=pytest.mark.medium)])
 @pytest.mark.parametrize("kl_kind", ["k3", "exact"])
-def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh, kl_kind):
+def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh, kl_kind, teacher):
+    """Also with a reference of another architecture (`teacher`), as in distillation."""
     loss = dataclasses.replace(LOSS, kl_kind=kl_kind)
     batch, advantage = make_rows(policy, 6)
     moved = jax.tree.map(lambda x: 1.05 * x, policy[1])  # differs from the reference
-    objective = lambda params: reference_loss(policy, params, batch, advantage, loss)  # noqa: E731
-    value, grads = jax.jit(jax.value_and_grad(objective))(moved)
-    found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=policy[1], loss=loss)
+    ref = policy[1]
+    if teacher:
+        shape = dataclasses.replace(policy[0].config, width=24, layers=3, mlp_width=40)
+        loss = dataclasses.replace(loss, reference_model=Qwen(shape))
+        ref = init_params(shape, jax.random.key(5))
+    objective = functools.partial(reference_loss, (policy[0], ref))
+    value, grads = jax.jit(
+        jax.value_and_grad(lambda params: objective(params, batch, advantage, loss))
+    )(moved)
+    found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=ref, loss=loss)
     expected = jax.tree.map(lambda p, g: p - g, moved, grads)
     assert largest_difference(found, expected) < 2e-6
     assert metrics["update/loss"] == pytest.approx(float(value), abs=1e-5)

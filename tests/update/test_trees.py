@@ -85,7 +85,8 @@ def gradients(model):
     @jax.jit
     def of_tree(params, reference, packed, entry_BW, weights):
         def read(params):
-            found = packed_statistics(model, params, packed, temperature=0.8, reference=reference)
+            other = None if reference is None else (model, reference)
+            found = packed_statistics(model, params, packed, temperature=0.8, reference=other)
             return tuple(unpack(x, entry_BW)[:, :T] for x in found)
 
         return read(params), pulled(read, params, weights)

@@ -1,0 +1,99 @@
+"""On-policy distillation: the KL to a teacher on the student's own rollouts, without rewards."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import ragen_jax
+from ragen_jax.configs import recipes, sokoban
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import Qwen, init_params
+
+pytestmark = pytest.mark.medium
+SMALL = {
+    **{"rollout.groups": 4, "rollout.group_size": 1, "env.max_turns": 2, "eval.episodes": 8},
+    **{"steps": 4, "eval.every": 0, "diagnose.every": 0, "checkpoint.every": 2},
+    **{"optimizer.minibatches": 1, "optimizer.micro_batch": 4, "report.every": 0},
+    "optimizer.learning_rate": 3e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def student(agent, tmp_path_factory):
+    """Return the directory of a smaller model than the agent, with random weights."""
+    shape = dataclasses.replace(agent.model.config, width=32, layers=1, mlp_width=48)
+    path = tmp_path_factory.mktemp("student") / "model"
+    hf.save(path, Qwen(shape), init_params(shape, jax.random.key(0)), agent.tokenizer)
+    return path
+
+
+def config_of(student, teacher):
+    config = sokoban.get_config("tiny")
+    recipes.apply(config, ["distill"])
+    config.model.path = str(student)
+    config.algorithm.kl_reference = str(teacher)
+    return config
+
+
+def rows_of(workdir):
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "update/kl" in row]
+
+
+def disturbed(params, size):
+    """Return parameters with noise of a fraction of each array's standard deviation."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    return tree.unflatten(
+        [
+            x + size * x.std() * jax.random.normal(key, x.shape)
+            for x, key in zip(leaves, keys, strict=True)
+        ]
+    )
+
+
+def test_a_student_comes_closer_to_its_teacher(agent, tmp_path):
+    hf.save(tmp_path / "model", agent.model, disturbed(agent.params, 0.3), agent.tokenizer)
+    config = config_of(tmp_path / "model", agent.directory)
+    fields = SMALL | {"steps": 8, "rollout.groups": 8, "optimizer.micro_batch": 8}
+    ragen_jax.train(config, workdir=tmp_path / "run", overrides=fields)
+    kl = [row["update/kl"] for row in rows_of(tmp_path / "run")]
+    assert len(kl) == 8 and np.mean(kl[-2:]) < 0.7 * kl[0], kl
+    assert all(row["update/policy_loss"] == 0 for row in rows_of(tmp_path / "run"))
+
+
+def test_a_resumed_run_gives_the_same_numbers(agent, student, tmp_path):
+    config = config_of(student, agent.directory)
+    ragen_jax.train(config, workdir=tmp_path / "whole", overrides=SMALL)
+    ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL | {"steps": 2})
+    ragen_jax.train(workdir=tmp_path / "run", overrides={"steps": 4})
+    whole, resumed = ([r["update/kl"] for r in rows_of(tmp_path / n)] for n in ("whole", "run"))
+    assert whole == resumed
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_adapters_are_drawn_to_the_teacher_not_to_their_base_model(agent, student, tmp_path, kl_in):
+    """With the base model as the reference, the KL of the first step would be 0."""
+    config = config_of(student, agent.directory)
+    config.model.lora.rank = 2
+    if kl_in == "reward":
+        config.algorithm.update(name="grpo", kl_kind="k1", kl_in="reward")
+        config.rollout.group_size = 2
+    fields = SMALL | {"steps": 1, "rollout.group_size": 2}
+    ragen_jax.train(config, workdir=tmp_path / "run", overrides=fields)
+    (row,) = rows_of(tmp_path / "run")
+    assert abs(row["update/kl"]) > 0.1
+
+
+def test_teachers_that_cannot_be_used_are_refused(agent, student, language_model, tmp_path):
+    for teacher, message in (
+        (language_model, r"kl_reference is .*, whose vocabulary \(\d+ ids\) is not that of the"),
+        (tmp_path / "nowhere", "no model directory"),
+        ("initial", "config.algorithm.name is 'distill'; it learns from the KL to a teacher only"),
+    ):
+        config = config_of(student, teacher)
+        with pytest.raises(ValueError, match=message):
+            ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL)
