@@ -216,26 +216,28 @@ ORGANISM_EXPERIMENTS["ours_frozen_lake"] = dataclasses.replace(
 LANGUAGE: Fields = FEWER_FILES | WARN_ONLY | {"eval.every": 20, "report.every": 0}
 ORGANISM_EXPERIMENTS["language"] = Experiment(
     question="SmolLM2-135M has learned two reasoning styles in sentences, of which one depends on "
-    "its input. With an entropy bonus, does its reasoning lose its input dependence? Do the "
-    "treatments that helped the tiny agent keep it, and does the paper's filter?",
+    "its input and is longer. With a penalty for long replies, does its reasoning lose its input "
+    "dependence? Do the paper's filter or a bonus on information keep it?",
     config="organism:bandit",
-    settings={"entropy 0.05": {}},
+    settings={"length penalty": {}},
+    # There is no entropy bonus that could fade, so of our treatments the bonus on information.
     treatments={
         **{"top-p 0.9": TOP_P, "random groups": TOP_P | {"filter.at_random": True}},
-        "fading bonus on the upper half": OURS["fading bonus on the upper half"],
+        "information 0.05": OURS["information 0.05"],
         "no filter": NONE,
     },
     seeds=(60, 61, 62),
     common_fields=LANGUAGE,
     doubt="More seeds and longer runs; a larger model; a task in which only the grounded reasoning "
-    "finds the answer; or a model that was not fine-tuned on both styles.",
-    minutes=12.0,
+    "finds the answer; another cause of the collapse than a penalty; or a model that was not "
+    "fine-tuned on both styles.",
+    minutes=4.5,
 )
 ORGANISM_EXPERIMENTS["language_detectors"] = dataclasses.replace(
     ORGANISM_EXPERIMENTS["language"],
     question="Which metrics detect that a language model's reasoning no longer depends on its "
     "input, and which raise false alarms?",
-    settings={"entropy 0.05": {}, "entropy 0": {"algorithm.entropy_coef": 0.0}},
+    settings={"length penalty": {}, "no penalty": {"reward.overlong_buffer": 0}},
     treatments={"top-p 0.9": TOP_P, "no filter": NONE},
     runs="language",
 )

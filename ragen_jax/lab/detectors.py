@@ -44,7 +44,7 @@ from ragen_jax.lab.curves import (
 from ragen_jax.lab.identical import distinct
 from ragen_jax.lab.noise import KINDS, Control, Truth
 
-HEALTHY = "entropy 0"  # setting whose runs should not collapse
+HEALTHY = ("entropy 0", "no penalty")  # settings whose runs should not collapse
 BASELINE = 2  # number of first probes
 QUANTILE = 0.95
 CHANCE = 0.65  # largest AUC that counts as no detection
@@ -180,7 +180,7 @@ def truths(runs: Runs) -> dict[tuple[str, str, int], Truth]:
         reading = read(rows, STEP)
         if reading is not None:
             lost = organism.success_lost(rows)
-            found[key] = Truth(reading.step_P, reading.collapsed_P, key[0] == HEALTHY, lost)
+            found[key] = Truth(reading.step_P, reading.collapsed_P, key[0] in HEALTHY, lost)
     return found
 
 
@@ -209,8 +209,8 @@ def judge(runs: Runs, name: str) -> Detection | None:
     """
     runs = distinct(runs)
     readings = {key: reading for key, rows in runs.items() if (reading := read(rows, name))}
-    healthy = [r for (setting, *_), r in readings.items() if setting == HEALTHY]
-    ill = {key: r for key, r in readings.items() if r.collapsed_P.any() and key[0] != HEALTHY}
+    healthy = [r for (setting, *_), r in readings.items() if setting in HEALTHY]
+    ill = {key: r for key, r in readings.items() if r.collapsed_P.any() and key[0] not in HEALTHY}
     if len(healthy) < 2 or not ill:
         return None
     every = list(readings.values())
@@ -246,7 +246,7 @@ def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
     for (setting, *_), rows in runs.items():
         probes, collapsed = truth(rows)
         step = alarm_step(rows)
-        if setting == HEALTHY:
+        if setting in HEALTHY:
             healthy, false = healthy + 1, false + (step is not None)
         elif collapsed.any():
             ill, seen = ill + 1, seen + (step is not None)
@@ -282,16 +282,17 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """Return the text of the page, after its question and command."""
     results = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
-    ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
+    ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] not in HEALTHY)
     collapsed_runs = sum(
-        bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY
+        bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] in HEALTHY
     )
-    healthy = sum(key[0] == HEALTHY for key in runs)
-    _, treatments, seeds = factors(runs)
+    healthy = sum(key[0] in HEALTHY for key in runs)
+    settings, treatments, seeds = factors(runs)
+    driven, at_rest = (", ".join(f"`{x}`" for x in settings if (x in HEALTHY) == y) for y in (0, 1))
     lines = [
         f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, treatments "
-        f"{', '.join(treatments)}. With the entropy bonus, {ill} of {len(runs) - healthy} runs "
-        f"fell below half of their first fraction of grounded replies; without it (`{HEALTHY}`), "
+        f"{', '.join(treatments)}. In the setting {driven}, {ill} of {len(runs) - healthy} runs "
+        f"fell below half of their first fraction of grounded replies; in {at_rest}, "
         f"{collapsed_runs} of {healthy} did.",
         "",
         f"![area under the ROC curve of every metric]({picture})",
