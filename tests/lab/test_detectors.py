@@ -182,7 +182,7 @@ def many():
         grounded = [0.5] * onset + [0.1] * (40 - onset)
         mi = np.array([2.0] * onset + [0.5] * (40 - onset)) + rng.normal(0, 0.02, 40)
         runs["entropy 0.05", "no filter", seed] = run(mi, grounded)
-        runs[HEALTHY, "no filter", seed] = run(2.0 + rng.normal(0, 0.02, 40), [0.5] * 40)
+        runs[HEALTHY[0], "no filter", seed] = run(2.0 + rng.normal(0, 0.02, 40), [0.5] * 40)
     return runs
 
 
@@ -201,7 +201,7 @@ def world():
         runs["entropy 0.05", "no filter", seed] = run(
             np.array([2.0] * 4 + [0.5] * 16) + noise, FALLING, alarm=20
         )
-        runs[HEALTHY, "no filter", seed] = run(2.0 + noise, [0.5] * 20, alarm=40 if seed else None)
+        runs[HEALTHY[0], "no filter", seed] = run(2.0 + noise, [0.5] * 20, alarm=40 if seed else None)
     for rows in runs.values():
         for row in rows:
             row[ENTROPY] = 1 + rng.normal(0, 0.1)
@@ -226,7 +226,7 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     assert "| `probe/mi_seq` | fall | 1.00 (0.78 to 1.00) | " in text
     assert "3 of 3 ~ | +0 ~ | +37 ~ | yes |" in text
     assert "| `regime/alarm` | | | 2 of 3 runs | 3 of 3 | +4 | | |" in text
-    assert "With the entropy bonus, 3 of 3 runs fell below half" in text
+    assert "In the setting `entropy 0.05`, 3 of 3 runs fell below half" in text
     assert text.index("`probe/mi_seq`") < text.index("`update/entropy`")
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
     write_runs(
@@ -243,5 +243,5 @@ def test_a_healthy_run_is_judged_by_the_level_of_the_others():
     runs = world()
     noise = np.random.default_rng(5).normal(0, 0.02, 20)
     drifting = np.array([2.0] * 3 + [1.7] * 17) + noise
-    runs[HEALTHY, "no filter", 2] = run(drifting, [0.5] * 20)
+    runs[HEALTHY[0], "no filter", 2] = run(drifting, [0.5] * 20)
     assert 17 / 18 / 3 <= judge(runs, MI).false < 0.45
