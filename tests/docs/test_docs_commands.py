@@ -26,6 +26,7 @@ ABSENT = (
     "FOLDER",
     "index=words",
     "index=vectors",
+    "runs/teacher",
 )
 # page: field that a run sets only for `evaluate --gradients`
 KEPT = {"results/gradient_buckets.md": "diagnose.gradients_groups"}
