@@ -201,7 +201,9 @@ def world():
         runs["entropy 0.05", "no filter", seed] = run(
             np.array([2.0] * 4 + [0.5] * 16) + noise, FALLING, alarm=20
         )
-        runs[HEALTHY[0], "no filter", seed] = run(2.0 + noise, [0.5] * 20, alarm=40 if seed else None)
+        runs[HEALTHY[0], "no filter", seed] = run(
+            2.0 + noise, [0.5] * 20, alarm=40 if seed else None
+        )
     for rows in runs.values():
         for row in rows:
             row[ENTROPY] = 1 + rng.normal(0, 0.1)
