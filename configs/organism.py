@@ -48,11 +48,9 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
         raise ValueError(f"unknown world {world!r}; known: {', '.join([*WORLDS, LANGUAGE])}")
     config.warmstart.styles = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
     config.algorithm.name = "grpo"
-    config.algorithm.entropy_coef = 0.0 if world == LANGUAGE else 0.05
     config.eval.temperature = (
         1.0  # lower temperatures favour the single grounded opening over the eight templates
     )
-    config.diagnose.probe_every = 3 if world == LANGUAGE else 4
     for rule in ("variance", "success", "empty"):  # the run is meant to collapse
         config.stopping[rule].action = "warn"
     recipes.apply(config, names)
@@ -65,7 +63,9 @@ def _tiny_agent(world: ModuleType, success: float) -> ConfigDict:
     config.warmstart.layers = 3
     config.warmstart.success = success
     config.optimizer.learning_rate = 2e-4
+    config.algorithm.entropy_coef = 0.05
     config.eval.episodes = 256
+    config.diagnose.probe_every = 4
     return config
 
 
@@ -84,6 +84,6 @@ def _language_model() -> ConfigDict:
     config.eval.episodes = 32
     # Prompts of a single turn have no trajectory scope, and a run is too short for a long baseline.
     config.diagnose.update(every=1, first_turn_samples=16, trajectory_samples=1, flow_every=0)
-    config.diagnose.update(probe_problems=16, probe_samples=2)
+    config.diagnose.update(probe_every=3, probe_problems=16, probe_samples=2)
     config.regimes.baseline = 3
     return config

@@ -22,9 +22,9 @@ from ragen_jax.config.per_task import (
     per_task_groups,
     row_tokens,
     step_rows,
+    teacher_path,
 )
 from ragen_jax.configs.base import (
-    INITIAL,
     Algorithm,
     Config,
     Env,
@@ -260,8 +260,8 @@ def has_reference(config: Config) -> bool:
 
     With LoRA it is the base model, unless a config names another.
     """
-    a = config.algorithm
-    return bool(a.kl_coef) and (a.kl_reference != INITIAL or not config.model.lora.rank)
+    own = config.algorithm.kl_coef and not config.model.lora.rank
+    return bool(own or teacher_path(config.algorithm))
 
 
 def check_host_memory(config: Config, device: jax.Device) -> None:

@@ -20,9 +20,10 @@ from ragen_jax.config.per_task import (
     row_tokens,
     step_groups,
     step_rows,
+    teacher_path,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.configs.base import INITIAL, Config
+from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
@@ -157,7 +158,7 @@ def check_algorithm(config: Config) -> None:
         refuse("algorithm.clip_c", f"objective {a.objective} has no dual clip; set 0")
     if a.mismatch_cap and a.mismatch_cap < 1:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
-    if a.name == DISTILL and (a.kl_reference == INITIAL or not a.kl_coef or a.kl_in != "loss"):
+    if a.name == DISTILL and (teacher_path(a) is None or a.kl_in != "loss"):
         refuse(
             "algorithm.name",
             "it learns from the KL to a teacher only; set algorithm.kl_reference to a model, "

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ragen_jax.algorithm.algorithms import ALGORITHMS
-from ragen_jax.configs.base import Algorithm, Config, Env, Task
+from ragen_jax.configs.base import INITIAL, Algorithm, Config, Env, Task
 from ragen_jax.rollout import chat
 
 
@@ -69,6 +69,12 @@ def step_rows(config: Config) -> int:
 def minibatch_rows(config: Config) -> int:
     """Return the maximum number of rows of a minibatch."""
     return -(-step_rows(config) // config.optimizer.minibatches)
+
+
+def teacher_path(algorithm: Algorithm) -> str | None:
+    """Return the model that the KL is measured to; None: the initial policy, or there is no KL."""
+    named = algorithm.kl_coef and algorithm.kl_reference != INITIAL
+    return algorithm.kl_reference if named else None
 
 
 def has_critic(algorithm: Algorithm) -> bool:

@@ -288,7 +288,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     )
     healthy = sum(key[0] in HEALTHY for key in runs)
     settings, treatments, seeds = factors(runs)
-    driven, at_rest = (", ".join(f"`{x}`" for x in settings if (x in HEALTHY) == y) for y in (0, 1))
+    driven = ", ".join(f"`{x}`" for x in settings if x not in HEALTHY)
+    at_rest = ", ".join(f"`{x}`" for x in settings if x in HEALTHY)
     lines = [
         f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}, treatments "
         f"{', '.join(treatments)}. In the setting {driven}, {ill} of {len(runs) - healthy} runs "

@@ -26,7 +26,7 @@ from ragen_jax.config.build import (
     tiny_shape,
     tiny_tokenizer,
 )
-from ragen_jax.config.per_task import has_critic, per_task_configs, turns_per_prompt
+from ragen_jax.config.per_task import has_critic, per_task_configs, teacher_path, turns_per_prompt
 from ragen_jax.configs.base import INITIAL, Config
 from ragen_jax.core import sharding
 from ragen_jax.core.padding import length_bucket
@@ -317,9 +317,9 @@ def describe(
                 f"config.{name} is {value}, which preflight does not support; set {name}=0 to "
                 "plan rollouts and updates in turn on all devices"
             )
-    if c.algorithm.kl_coef and c.algorithm.kl_reference != INITIAL:
+    if teacher := teacher_path(c.algorithm):
         raise ValueError(
-            f"config.algorithm.kl_reference is {c.algorithm.kl_reference!r}; preflight does not "
+            f"config.algorithm.kl_reference is {teacher!r}; preflight does not "
             f"plan a second model; set kl_reference={INITIAL} to plan the rest, and add its weights"
         )
     shape = model_shape(c)

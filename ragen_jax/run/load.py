@@ -17,7 +17,7 @@ from ragen_jax.config.build import (
     tiny_words,
 )
 from ragen_jax.config.load import load_config
-from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.config.per_task import per_task_configs, teacher_path
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import require_trust
 from ragen_jax.configs.base import INITIAL, Config
@@ -106,8 +106,8 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
       ValueError: the model cannot be read, its tokens are not those of the policy, or the policy
         reads images.
     """
-    name = config.algorithm.kl_reference
-    if name == INITIAL or not config.algorithm.kl_coef:
+    name = teacher_path(config.algorithm)
+    if name is None:
         return None
     path = hf.resolve(policy_directory(name))
     tokenizer = hf.load_tokenizer(path)

@@ -15,8 +15,8 @@ import jax
 
 from ragen_jax import envs
 from ragen_jax.config.build import hash_option_files
-from ragen_jax.config.per_task import per_task_configs
-from ragen_jax.configs.base import INITIAL, Config, Env
+from ragen_jax.config.per_task import per_task_configs, teacher_path
+from ragen_jax.configs.base import Config, Env
 from ragen_jax.core.domains import plain
 from ragen_jax.envs import ENVS, MODULE_CLASS
 from ragen_jax.envs.own_code import files_hash, own_files
@@ -79,8 +79,7 @@ def provenance_of(config: Config, python: str) -> Provenance:
         found |= {f"file of {name}'s option {o}": digest for o, digest in files.items()}
     if config.model.path != "tiny":  # the run's folder has a copy of the tiny agent
         found["files of model.path"] = _model_files(hf.resolve(config.model.path))
-    teacher = config.algorithm.kl_reference
-    if config.algorithm.kl_coef and teacher != INITIAL:
+    if teacher := teacher_path(config.algorithm):
         found["files of kl_reference"] = _model_files(hf.resolve(policy_directory(teacher)))
     return found
 

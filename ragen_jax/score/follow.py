@@ -158,24 +158,20 @@ class Follower:
         self.scored = Scored([step.step for step in steps], rows, stored, read)
         if first:
             console(read_line(read, self._settings.rollouts))
-        self.report(new_only=True)
+        self.report(self.scored, new_only=True)
         if self._settings.out:
             lines = write_results(self._settings, self._settings.out, self.scored, self._encoder)
             for line in lines if first else ():
                 console(line)
 
-    def report(self, *, new_only: bool) -> None:
+    def report(self, scored: Scored, *, new_only: bool) -> None:
         """Print the lines about the content of the rows that differ from those printed.
 
         Args:
           new_only: leave out lines of which only the numbers have changed.
         """
-        if self.scored is None:
-            return
         surprises = _add((step.surprises for step in self._steps.values()), Surprises())
-        lines = content_lines(
-            self._settings, self.scored.read, self.scored.steps, surprises, self._encoder
-        )
+        lines = content_lines(self._settings, scored.read, scored.steps, surprises, self._encoder)
         for say, line in lines:
             words = _DIGITS.sub("", line)
             if words not in self._told or not new_only and self._told[words] != line:
@@ -208,8 +204,8 @@ def follow_files(settings: ScoreSettings, *, gate: bool, wait: Callable[[], bool
         enter_phase("")  # the next rows may come in hours
         if not wait():
             break
-    follower.report(new_only=False)
     if follower.scored is not None:
+        follower.report(follower.scored, new_only=False)
         show_verdict(follower.scored, scorer)
     return follower.scored
 
