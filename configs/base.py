@@ -87,7 +87,10 @@ IMITATION = ReadWhen(
 )
 WITH_VISION = ReadWhen(("warmstart.tower_layers",), bool)
 LORA = ReadWhen(("model.lora.rank",), lambda rank: rank > 0)
-NOT_LORA = ReadWhen(("model.lora.rank",), lambda rank: rank == 0)
+OWN_REFERENCE = ReadWhen(  # with LoRA, the base model is the reference
+    ("model.lora.rank", "algorithm.kl_reference"),
+    lambda rank, reference: rank == 0 or reference != INITIAL,
+)
 CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
 TOKEN_LEVEL = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
 BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
@@ -331,7 +334,7 @@ class Algorithm(Section):
     kl_in: str = one_of("loss", ("loss", "reward"), KL)
     # Where to keep the reference policy between uses: "device", or "host": pinned host
     # memory, copied to the devices for every update.
-    kl_memory: str = one_of("device", tuple(MEMORIES), KL, NOT_LORA)
+    kl_memory: str = one_of("device", tuple(MEMORIES), KL, OWN_REFERENCE)
     # KL in nats per token to which kl_coef adapts; 0: fixed
     kl_target: float = number(0.0, 0, 1000, KL)
     # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
