@@ -39,7 +39,8 @@ MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 # scores of all positions, [B, H, T, S], would be larger than everything else.
 BLOCK = 256
 WHOLE = 1024  # a memory of at most this number of positions is scored at once
-TREE_SCORES = 1 << 20  # scores of a tree that are computed at a time
+TREE_SCORES = 1 << 20  # scores of a larger tree that are computed at a time
+WHOLE_TREE = 1 << 22  # a tree of at most this number of scores is scored at once
 LEAST_PREFIX = 64  # minimum length of a common prefix of prompts that is read in a separate call
 
 
@@ -175,8 +176,9 @@ def attend(
 def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: Tree) -> jax.Array:
     """Return attention over the paths of a tree, in the shape of the queries.
 
-    Each block of queries reads the blocks of keys of its list. A few blocks of queries are computed
-    at a time, whose scores stay in the cache; the backward pass computes the scores again.
+    Each block of queries reads the blocks of keys of its list. In larger trees, a few blocks of
+    queries are computed at a time, whose scores stay in the cache; the backward pass computes the
+    scores again.
 
     Args:
       q_BTHD, k_BTKD, v_BTKD: [.., heads, D] with any axes in front that hold the B * T positions.
@@ -185,7 +187,9 @@ def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: 
     (B, Q, M), block = tree.keys_BQM.shape, tree.block
     (H, D), K = q_BTHD.shape[-2:], k_BTKD.shape[-2]
     groups = H // K
-    step = min(Q, max(1, TREE_SCORES // (H * M * block**2)))  # blocks of queries at a time
+    scores = H * M * block**2  # of a block of queries
+    # Blocks of queries at a time.
+    step = Q if B * Q * scores <= WHOLE_TREE else min(Q, max(1, TREE_SCORES // scores))
     steps = -(-Q // step)
 
     def by_head(x, groups):
@@ -227,7 +231,10 @@ def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: 
 
     first = jnp.arange(steps) * step * block
     inputs = split(q_BKQXD, 2), split(tree.keys_BQM, 1), first
-    _, out = jax.lax.scan(jax.checkpoint(attend_step, prevent_cse=False), None, inputs)
+    if steps == 1:
+        out = attend_step(None, jax.tree.map(lambda x: x[0], inputs))[1][None]
+    else:
+        _, out = jax.lax.scan(jax.checkpoint(attend_step, prevent_cse=False), None, inputs)
     out = jnp.moveaxis(out, 0, 2).reshape(B, K, steps * step, groups, block, D)[:, :, :Q]
     return out.transpose(0, 2, 4, 1, 3, 5).reshape(q_BTHD.shape)
 
