@@ -400,7 +400,7 @@ def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
     return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
 
 
-def build_optimizer(settings: Optimizer) -> optax.GradientTransformation:
+def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArgs:
     """Build the optimizer of policy and critic, with learning rate 1."""
     o = settings
     return make_optimizer(

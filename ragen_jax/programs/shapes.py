@@ -224,7 +224,7 @@ class RunShapes:
     at: dict[str, RowLengths]  # environment -> its lengths
     mesh: Mesh
     sampling_mesh: Mesh
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformationExtraArgs
     state: TrainState
     reference: Params | None  # the KL term's reference
     frozen: ForwardContext | None  # with LoRA: the base model
@@ -392,7 +392,7 @@ def describe(
     )
 
 
-def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh) -> Any:
+def moments(optimizer: optax.GradientTransformationExtraArgs, params: Params, mesh: Mesh) -> Any:
     """Return an optimizer's state as policy.init_state places it: moments sharded like the
     parameters, everything else replicated."""
     return optax.tree.map_params(

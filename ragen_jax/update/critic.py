@@ -37,7 +37,7 @@ class ValueLoss:
 
 
 def init_critic(
-    backbone: Params, width: int, optimizer: optax.GradientTransformation, mesh: Mesh
+    backbone: Params, width: int, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
 ) -> CriticState:
     """Return a `CriticState` whose values are all 0.
 
@@ -146,7 +146,7 @@ def plan_critic(
 
 def update_critic(
     model: Qwen,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     loss: ValueLoss,
     critic: CriticState,
     plan: optimize.MinibatchPlan,

@@ -28,6 +28,7 @@ from ragen_jax.algorithm.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.algorithm.rewards import adapt_kl_coef
 from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_variance_signs
 from ragen_jax.configs.base import Filter
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.sharding import data_shards, in_memory, rests_on_host
 from ragen_jax.core.task_shares import Part, measure_each, split_groups
@@ -72,7 +73,7 @@ class Learner:
     entropy_on: str  # a key of bonus.ENTROPY_ON
     entropy_gate: float  # see bonus.entropy_gate; 0: no gate
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
-    optimizer: optax.GradientTransformation  # for policy and critic
+    optimizer: optax.GradientTransformationExtraArgs  # for policy and critic
     loss: Loss
     value_loss: ValueLoss
     # step -> learning rates of its minibatches: (policy's, critic's)
@@ -497,6 +498,8 @@ def update(
     policy_rates, critic_rates = learner.rates(step)
     metrics: Metrics = {"update/count": 0}
     critic_metrics: Metrics = {}
+    with_policy = state.critic is None or step > learner.critic_alone
+    begin_count(len(rows_B) * (with_policy + (state.critic is not None)), "rows")
     if state.critic is not None:
         plan = plan_critic(
             learner.value_loss,
@@ -518,7 +521,7 @@ def update(
             frozen=frozen,
         )
         state = dataclasses.replace(state, critic=critic)
-    if state.critic is None or step > learner.critic_alone:
+    if with_policy:
         plan = plan_policy(
             learner.loss,
             dataclasses.replace(batch, logp_BT=credit.old_logp_BT),

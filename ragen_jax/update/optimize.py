@@ -20,6 +20,7 @@ import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
+from ragen_jax.core.progress import advance
 from ragen_jax.core.sharding import data_shards
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.update.micro_batches import build_arrays, place, split_rows
@@ -39,16 +40,28 @@ NOT_DECAYED = ("scale", "bias")  # last name in the path of a norm's scale or of
 @functools.cache  # the optimizer is a static argument: equal settings should compile once
 def make_optimizer(
     *, b1: float, b2: float, eps: float, weight_decay: float, max_grad_norm: float
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Return AdamW with learning rate 1 after a global-norm clip; norms and biases do not decay.
 
-    `apply_gradient` multiplies the optimizer's step by the rate. A schedule that counts inside the
-    optimizer would not advance when an update is skipped.
+    Its update takes the norm of the whole gradient, `grad_norm`, since `apply_gradient` computes it
+    for one parameter at a time as well. `apply_gradient` multiplies the optimizer's step by the
+    rate. A schedule that counts inside the optimizer would not advance when an update is skipped.
     """
     return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
+        _clip(max_grad_norm),
         optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed),
     )
+
+
+def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """Return optax.clip_by_global_norm with the norm as an argument of its update."""
+
+    def update(updates, state, params=None, **given):
+        del params
+        factor = jnp.where(given["grad_norm"] < max_norm, 1.0, max_norm / given["grad_norm"])
+        return jax.tree.map(lambda x: (factor * x).astype(x.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def _decayed(params: Params) -> Params:
@@ -148,7 +161,7 @@ def _zeros(tree: Any, leaves: tuple[tuple[Any, Any, Any], ...]) -> Callable[[], 
 
 @functools.partial(jax.jit, static_argnames="optimizer", donate_argnames=("params", "opt_state"))
 def apply_gradient(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rate: jax.Array,
     params: Params,
     opt_state: Any,
@@ -159,6 +172,11 @@ def apply_gradient(
 
     The step is skipped if the step itself, the objective or the gradient is not finite.
 
+    The step is computed twice. The first time, one parameter after the other, it is only summed up
+    to its norm, which decides whether it is taken; the second time it is written over params and
+    opt_state. If it were kept until its norm is known, it would take four more trees like params
+    (XLA on CPU).
+
     Args:
       rate: scalar.
       params, opt_state: donated.
@@ -168,22 +186,55 @@ def apply_gradient(
       (params, opt_state, {grad_norm, update_norm, learning_rate, skipped}).
     """
     grad_norm = optax.tree.norm(grads)
-    updates, new_opt_state = optimizer.update(grads, opt_state, params)
-    updates = jax.tree.map(lambda x: (rate * x).astype(x.dtype), updates)
-    update_norm = optax.tree.norm(updates)
+
+    def step(params, opt_state, grads):
+        updates, opt_state = optimizer.update(grads, opt_state, params, grad_norm=grad_norm)
+        return jax.tree.map(lambda x: (rate * x).astype(x.dtype), updates), opt_state
+
+    def square(leaf):
+        updates, _ = step(*(_only(leaf, params, tree) for tree in (params, opt_state, grads)))
+        return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(updates))
+
+    total = jnp.zeros(())
+    for leaf in range(len(jax.tree.leaves(params))):
+        # A branch of its own for each: XLA on CPU would otherwise write the constants of equally
+        # large parameters to memory, to use them again.
+        total += jax.lax.cond(jnp.isfinite(total), functools.partial(square, leaf), lambda: jnp.nan)
+    update_norm = jnp.sqrt(total)
     finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
-    new_params = optax.apply_updates(params, updates)
 
-    def keep(new, old):
-        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    def take():
+        updates, new_opt_state = step(params, opt_state, grads)
+        return optax.apply_updates(params, updates), new_opt_state
 
-    metrics = {
-        "grad_norm": grad_norm,
-        "update_norm": update_norm,
-        "learning_rate": jnp.asarray(rate, jnp.float32),
-        "skipped": (~finite).astype(jnp.float32),
-    }
-    return keep(new_params, params), keep(new_opt_state, opt_state), metrics
+    new_params, new_opt_state = jax.lax.cond(finite, take, lambda: (params, opt_state))
+    return (
+        new_params,
+        new_opt_state,
+        {
+            "grad_norm": grad_norm,
+            "update_norm": update_norm,
+            "learning_rate": jnp.asarray(rate, jnp.float32),
+            "skipped": (~finite).astype(jnp.float32),
+        },
+    )
+
+
+def _only(leaf: int, params: Params, tree: Any) -> Any:
+    """Return a tree whose parts like params hold nothing but one leaf, under its own name.
+
+    Args:
+      leaf: index into the leaves of params.
+    """
+    (path, _), treedef = jax.tree.flatten_with_path(params)[0][leaf], jax.tree.structure(params)
+
+    def like_params(x):
+        return jax.tree.structure(x) == treedef
+
+    def pick(x):
+        return {path[-1].key: jax.tree.leaves(x)[leaf]} if like_params(x) else x
+
+    return jax.tree.map(pick, tree, is_leaf=like_params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,13 +346,13 @@ class ParamTransform:
 
 def run_updates(
     gradient: Callable[[State, Params | None, dict[str, Any], np.int32, int], Added],
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     state: State,
     plan: MinibatchPlan,
     rates: np.ndarray,
     transform: ParamTransform | None = None,
 ) -> tuple[State, list[Metrics]]:
-    """Take an optimizer step on each minibatch in turn.
+    """Take an optimizer step on each minibatch in turn; count the finished rows (progress.advance).
 
     Args:
       gradient: (state, gradient so far, micro-batches of one length, number of them that hold rows,
@@ -325,11 +376,13 @@ def run_updates(
             read = dataclasses.replace(state, params=transform.forward(state.params))
         read_layout = jax.tree.map(lambda x: x.sharding, read.params)
         grads = no_gradient(read.params) if start else None
-        for arrays, count in pieces:
+        rows_of = [len(piece.rows) for piece in plan.split.pieces[minibatch]]
+        for number, (arrays, count) in enumerate(pieces):
             # XLA's CPU backend allocates a call's temporaries immediately, even if the call must
             # wait for an earlier one.
             if found:
                 found[-1] = jax.device_get(found[-1])
+                advance(rows_of[number - 1])
             elif history:
                 history[-1] = jax.device_get(history[-1])
             grads, *rest = gradient(read, grads, arrays, count, minibatch)
@@ -341,6 +394,7 @@ def run_updates(
             )  # set by at least one piece
             grads = jax.device_put(whole, layout[0])
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
+        advance(rows_of[-1])
         value = np.sum(values, dtype=np.float32)
         params, opt_state, metrics = apply_gradient(
             optimizer, rate, state.params, state.opt_state, value, grads

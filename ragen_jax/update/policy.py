@@ -243,7 +243,7 @@ def policy_gradient(
 
 def init_state(
     params: Params,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     mesh: Mesh,
     *,
     environments: Iterable[str] = (),
@@ -313,7 +313,7 @@ def plan_policy(
 
 def update_policy(
     model: Qwen,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     loss: Loss,
     state: TrainState,
     plan: optimize.MinibatchPlan,

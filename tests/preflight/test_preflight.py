@@ -85,7 +85,7 @@ def test_update_by_hand():
     own, saved = 4 * 344, 2 * 2 * 6 * 4 * 4
     weights = 4 * (2 * 264 + 3 * 40)
     assert plain.bytes == 3 * (weights + saved + 2 * own)
-    assert work.apply(344) == Cost(0, 7 * own)
+    assert work.apply(344) == Cost(0, (1 + 4 + 4 + 3) * own)
 
 
 def test_critic_and_passes_by_hand():

@@ -67,6 +67,50 @@ def test_equal_settings_share_an_optimizer():
 
 
 @pytest.mark.medium
+def test_steps_are_those_of_optax():
+    """Against optax's own clip, which computes the norm itself, on trees of several shapes."""
+    settings = ADAM | dict(weight_decay=0.1, max_grad_norm=3.0)
+    reference = optax.chain(
+        optax.clip_by_global_norm(3.0),
+        optax.adamw(
+            0.01,
+            b1=settings["b1"],
+            b2=settings["b2"],
+            eps=settings["eps"],
+            weight_decay=0.1,
+            mask={"a": {"kernel": True, "bias": False}, "b": {"kernel": True}},
+        ),
+    )
+    optimizer, rng = optimize.make_optimizer(**settings), np.random.default_rng(0)
+    params = {
+        "a": {"kernel": rng.normal(size=(4, 3)), "bias": rng.normal(size=3)},
+        "b": {"kernel": rng.normal(size=(4, 3))},  # as large as another parameter
+    }
+    params = jax.tree.map(jnp.float32, params)
+    expected = params
+    opt_state, expected_state = optimizer.init(params), reference.init(params)
+    for size in (10.0, 0.1, 1.0):  # clipped, not clipped, and in between
+        drawn = jax.tree.map(lambda x: jnp.float32(rng.normal(size=x.shape)), params)
+        grads = optax.tree.scale(size, drawn)
+        updates, expected_state = reference.update(grads, expected_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        params, opt_state, metrics = optimize.apply_gradient(
+            optimizer, jnp.float32(0.01), params, opt_state, jnp.float32(0.0), grads
+        )
+        assert metrics["update_norm"] == pytest.approx(float(optax.tree.norm(updates)), rel=1e-5)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), params, expected)
+
+
+def test_a_step_needs_no_memory_besides_its_arguments():
+    params = {f"kernel_{i}": jax.ShapeDtypeStruct((512, 256), jnp.float32) for i in range(4)}
+    optimizer = optimize.make_optimizer(**ADAM | dict(weight_decay=0.1))
+    opt_state, number = jax.eval_shape(optimizer.init, params), jax.ShapeDtypeStruct((), "float32")
+    lowered = optimize.apply_gradient.lower(optimizer, number, params, opt_state, number, params)
+    memory = lowered.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 512 * 256 * 4  # one of the four parameters
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("broken", ["a moment", "weight_decay", "eps", "rate", "value"])
 def test_a_step_that_is_not_finite_is_skipped(broken):
     params = {"kernel": jnp.ones((3, 4)), "scale": jnp.ones(2)}
