@@ -1,7 +1,9 @@
 """Progress of this process: its phase, its barriers and when it last printed a line."""
 
 import dataclasses
+import threading
 import time
+from collections.abc import Callable
 
 
 @dataclasses.dataclass
@@ -39,19 +41,34 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def begin_count(total: int, unit: str) -> bool:
-    """Count units of the phase (`enter_phase`); return False while others are counted."""
+def begin_count(total: int, unit: str) -> Callable[[int], None]:
+    """Begin to count units of the phase (`enter_phase`); return the function that counts them.
+
+    It takes the number of newly finished units. If the phase counts the same unit already, it adds
+    to that count. It does nothing while other units are counted, and in a thread other than the
+    main one, which works beside the phase.
+
+    Args:
+      total: number of units to finish.
+      unit: their plural noun.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return _count_nothing
     if NOW.done < NOW.total:
-        return False
+        return advance if unit == NOW.unit else _count_nothing
     if NOW.total:  # a further part of the phase
         NOW.since = time.monotonic()
     NOW.done, NOW.total, NOW.unit = 0, total, unit
-    return True
+    return advance
 
 
 def advance(units: int = 1) -> None:
     """Count finished units of the phase."""
     NOW.done += units
+
+
+def _count_nothing(units: int) -> None:
+    del units
 
 
 def count_barrier() -> None:

@@ -25,7 +25,7 @@ from jax.stages import Wrapped
 
 from ragen_jax.core.compilation import compiled
 from ragen_jax.core.padding import length_bucket, pad_rows
-from ragen_jax.core.progress import advance, begin_count
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import LEAST_PREFIX, Segment, prepend
@@ -166,7 +166,7 @@ def _score_all(
     widest = [max(map(len, rows_of[n0 : n0 + n])) for n0 in range(0, N, n)]
     widths = [min(padded_length(most, 8), m) if most else 1 for most in widest]
     shapes = zip(widest, widths, strict=True)
-    counts = begin_count(sum(-(-M // m) + -(-most // width) for most, width in shapes), "calls")
+    count = begin_count(sum(-(-M // m) + -(-most // width) for most, width in shapes), "calls")
 
     scores = np.zeros((1 + actions, M, N), np.float32)
     action_R = np.zeros(len(swapped), np.float32)
@@ -206,7 +206,7 @@ def _score_all(
     for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
         if not _compiling.get():
             store(np.asarray(block))
-        advance(int(counts))
+        count(1)
     return scores[:, row_M][:, :, column_N], action_R[row_R]
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,13 +23,16 @@ from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import Experiment
+from ragen_jax.core.progress import advance, enter_phase, note_output
 from ragen_jax.run.fine_tune import fine_tuned_model
 from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.preemption import exit_code
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
-from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.storage.metrics_reader import count_rows, read_metrics
+
+LOOK = 5.0  # seconds between two looks at how far the running arms are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +172,9 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
         console(f"{len(waiting)} of {len(plan)} arms, {workers} at a time: about {total:.0f} min")
     running: dict[subprocess.Popen, tuple[Arm, int]] = {}
     free = list(range(workers))
+    count = _begin_counting(waiting, root)
     start, done, code = time.perf_counter(), 0, 0
+    looked = start
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
@@ -181,8 +186,13 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
                 with _cores_of(place, workers):
                     running[_begin(arm, root / arm.folder)] = arm, place
             time.sleep(0.2)
+            if time.perf_counter() > looked + LOOK:
+                looked = time.perf_counter()
+                for arm, _ in running.values():
+                    count(arm)
             for process in [process for process in running if process.poll() is not None]:
                 arm, place = running.pop(process)
+                count(arm)
                 free.append(place)
                 if process.returncode:
                     code = code or process.returncode
@@ -198,6 +208,26 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
         for number, handler in before.items():
             signal.signal(number, handler)
     return code
+
+
+def _begin_counting(plan: Sequence[Arm], root: Path) -> Callable[[Arm], None]:
+    """Begin the phase of running arms; return the function that counts an arm's new steps."""
+
+    def steps_done(arm: Arm) -> int:
+        rows = count_rows(root / arm.folder / "metrics.jsonl")
+        return min(max(rows - 1, 0), arm.config.steps)  # the first row is that of step 0
+
+    counted = {arm.key: steps_done(arm) for arm in plan}
+    total = sum(arm.config.steps - counted[arm.key] for arm in plan)
+    enter_phase("running the arms", total=total, unit="steps")
+    note_output(begun=True)  # it takes minutes or hours: heartbeats become rare
+
+    def count(arm: Arm) -> None:
+        now = steps_done(arm)
+        advance(now - counted[arm.key])
+        counted[arm.key] = now
+
+    return count
 
 
 def _end(signum: int, frame: object) -> NoReturn:

@@ -27,6 +27,7 @@ from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
@@ -281,9 +282,13 @@ def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = 
     params = {}
     # Largest first: the host memory for a part is then smallest at the end, when the arrays are
     # largest.
-    for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
+    leaves = sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape))
+    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves]) // 10**6
+    count = begin_count(int(ends[-1]), "million parameters")
+    for leaf, more in zip(leaves, np.diff(ends, prepend=0).tolist(), strict=True):
         part = functools.partial(read_part, tensors, *leaf[1:])
         params[leaf.path] = place(leaf.shape, by_path.get(leaf.path), part)
+        count(more)
     return unflatten_dict(params)
 
 
@@ -431,12 +436,14 @@ def write(
       ValueError: float16 cannot hold a tensor's values.
     """
     shards = _shards(tensors, jnp.dtype(dtype).itemsize, max_shard_bytes)
+    count = begin_count(len(tensors), "tensors")
     for file, entries in shards.items():
         made = {}
         for tensor in entries:
             parts = [on_host(x if i is None else x[i]) for x, i, _ in tensor.parts]
             if writer:
                 made[tensor.name] = _joined(tensor, parts, dtype)
+            count(1)
         if writer:
             write_tensors(directory / file, made)
     if writer and len(shards) > 1:

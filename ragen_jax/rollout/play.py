@@ -11,12 +11,13 @@ process gets every episode.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket, row_bucket
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import (
     gather_bytes,
     max_over_processes,
@@ -90,11 +91,13 @@ def rollout(
 
         play_sessions(model, params, settings, plays, key=key, clock=clock)
         return [as_episode(play) for play in plays]
+    count = _begin_counting(len(plays))
     if settings.slots or settings.chunk:
-        play_in_slots(model, params, settings, plays, key=key, clock=clock)
+        play_in_slots(model, params, settings, plays, key=key, clock=clock, count=count)
+        count(len(plays))
         return _everyone([as_episode(play) for play in plays if play.turns])
-    count, mine = row_shards()
-    per_shard = -(-len(plays) // count)
+    shard_count, mine = row_shards()
+    per_shard = -(-len(plays) // shard_count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
     cache: Cache | None = None
     prefix: Segment | None = None
@@ -120,7 +123,7 @@ def rollout(
         seen = chat.images.attach(params, *(play.prompt for play in begun))
         if (fresh or cache is None) and prefix is None and has_prefix(model, chat):
             prefix = read_prefix(model, params, chat.prefix_ids)
-        if turn == 0 and len(plays) % count == 0:
+        if turn == 0 and len(plays) % shard_count == 0:
             segment, logits = _read_groups(model, seen, plays[::group_size], group_size, prefix)
         elif fresh or cache is None:
             segment, logits = _read(model, seen, placed, longest, prefix)
@@ -137,7 +140,21 @@ def rollout(
         ]
         act_on(replies, environment, chat, budgets.max_actions, limits, clock)
         cache = segment, reply, placed
+        count(sum(play.over for play in plays))
+    count(len(plays))
     return _everyone([as_episode(play) for play in plays if play.turns])
+
+
+def _begin_counting(episodes: int) -> Callable[[int], None]:
+    """Count the episodes of the phase; return a function of the number finished so far."""
+    add, counted = begin_count(episodes, "episodes"), 0
+
+    def count(finished: int) -> None:
+        nonlocal counted
+        add(finished - counted)
+        counted = finished
+
+    return count
 
 
 def _sample_replies(

@@ -56,6 +56,7 @@ def play_in_slots(
     *,
     key: jax.Array,
     clock: Clock | None,
+    count: Callable[[int], None],
 ) -> None:
     """Play every episode to its end.
 
@@ -64,6 +65,7 @@ def play_in_slots(
     Args:
       plays: newly started plays, in the order in which slots take them. All processes pass the
         same list, and each plays its part.
+      count: called with the number of episodes that are over.
       The others: as in play.rollout.
 
     Raises:
@@ -84,8 +86,8 @@ def play_in_slots(
     )
     cache = Cache(model, params, sizes, chat.images)
     table = [_Slot() for _ in range(cache.shards * cache.rows)]
-    count, mine = row_shards()
-    share = -(-len(plays) // count)
+    shard_count, mine = row_shards()
+    share = -(-len(plays) // shard_count)
     waiting = collections.deque(p for i in mine for p in plays[i * share : (i + 1) * share])
 
     def decode():
@@ -121,6 +123,7 @@ def play_in_slots(
                 table = [table[i * before + row] for i, part in enumerate(kept) for row in part]
             cache.read(_begin(table, cache, chat, room))
             acting(decode(), table)
+            count(sum(play.over for play in plays))
 
 
 @contextlib.contextmanager

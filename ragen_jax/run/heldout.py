@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ragen_jax.algorithm.rewards import episode_returns, success_is_defined
-from ragen_jax.core.progress import advance, enter_phase
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
@@ -58,7 +58,6 @@ def play_problems(
             model, params, settings, seeds[part], states[part], group_size=samples, key=key
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
-        advance(len(played))
     return episodes
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ragen_jax.config.per_task import is_due
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.storage.console import console
 
@@ -62,6 +63,7 @@ class Reports:
             return
         if self.process is not None:
             self._end()
+        enter_phase("writing the report")
         try:
             console(f"report: {self.write_page([self.workdir])}")
         except Exception as error:  # a failed page must not fail the run

@@ -198,6 +198,7 @@ def _resume_line(config: Config, workdir: Path, latest: int) -> str:
 
 def export_policy(config: Config, run: Run, learner: Learner, state: TrainState) -> None:
     """Write the trained model: policy/, and adapter/ of a LoRA run."""
+    enter_phase("writing the policy")
     params, adapters = state.params, None
     if learner.frozen is not None and learner.frozen.params is not None:
         params, adapters = learner.frozen.params, state.params

@@ -333,6 +333,7 @@ class Run:
                 console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
             else:
                 self.log.sync()
+                enter_phase(f"saving step {step}")
                 self.checkpoints.save(step, state, wait=last or bool(again))
         if "stop" in actions:
             self.checkpoints.close()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from ragen_jax.core.progress import advance, begin_count
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.types import LIMIT, Params
 from ragen_jax.envs.types import HarnessEnvironment, HarnessResult, ModelAccess, Step
 from ragen_jax.model.qwen import Qwen
@@ -131,7 +131,7 @@ def play_sessions(
         listed=_LISTED,
     )
     running = [_begin(play, sessions) for play in plays if not play.error]
-    counts = begin_count(len(running), "episodes")
+    count = begin_count(len(running), "episodes")
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(on_loopback(make_app(served)))
         stack.callback(engine.close)  # before the server, whose last requests it then refuses
@@ -146,7 +146,7 @@ def play_sessions(
             )
             result = attempt(lambda: _checked(environment.play(each.play.state, access)))
             each.over.end()
-            advance(int(counts))
+            count(1)
             return result
 
         results = in_threads(run, running, limits, give_up=lambda each: each.over.end())

@@ -32,6 +32,11 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     return rows
 
 
+def count_rows(path: Path) -> int:
+    """Return the number of whole lines of a metrics.jsonl, intact or not; 0 if there is no file."""
+    return read_bytes(path).count(b"\n") if path.exists() else 0
+
+
 def repair(path: Path) -> list[str]:
     """Move the damaged lines of a metrics.jsonl to SET_ASIDE in the same folder.
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import shard_micro_batches
 from ragen_jax.core.types import Params
 from ragen_jax.model.likelihood import PackedRows
@@ -55,14 +56,17 @@ def over_rows(
     real_B = np.flatnonzero(rows.read_BT.any(1))
     split = split_rows([real_B] if len(real_B) else [], rows, layout.grouping)
     pieces = [piece.of_rows(rows_B) for pieces in split.pieces for piece in pieces]
+    pieces = [piece for piece in pieces if len(piece.rows)]
+    count = begin_count(sum(len(piece.rows) for piece in pieces), "rows")
     outs: list[np.ndarray] = []
-    for piece in (piece for piece in pieces if len(piece.rows)):
+    for piece in pieces:
         arrays = build_arrays(piece, rows, layout.grouping)
         packed = shard_micro_batches(arrays.packed, layout.mesh)
         found = read_micro_batches(function, model, params, packed, arrays.count, extra)
         outs = outs or [np.zeros(rows.tokens_BT.shape, np.float32) for _ in found]
         for out_BT, x_APE in zip(outs, jax.device_get(found), strict=True):
             arrays.to_rows(x_APE, out_BT)
+        count(len(piece.rows))
     if not outs:
         one = np.zeros((1, 1), np.int32)
         none = PackedRows(one, one, one)

@@ -19,6 +19,7 @@ from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.base import Config
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.core import progress
 from ragen_jax.core.domains import freeze
 from ragen_jax.diagnostics import intervals
 from ragen_jax.lab import arms as lab_arms
@@ -308,6 +309,26 @@ def test_arms_run_side_by_side_and_once(plan, tmp_path, monkeypatch, capsys):
     assert out.count("done;") == 5
     assert run_arms(plan, tmp_path, workers=2, minutes=1.0) == 0
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.medium
+def test_the_steps_of_running_arms_are_counted(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "NOW", progress.Progress())
+    steps = plan[0].config.steps
+
+    def begin(arm, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = "".join(json.dumps({"step": step}) + chr(10) for step in range(steps + 1))
+        (folder / "metrics.jsonl").write_text(rows)
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    monkeypatch.setattr(lab_arms, "_begin", begin)
+    (tmp_path / plan[0].folder).mkdir()
+    (tmp_path / plan[0].folder / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    assert run_arms(plan[:3], tmp_path, workers=2, minutes=1.0) == 0
+    assert progress.NOW.place == "running the arms" and progress.NOW.unit == "steps"
+    assert progress.NOW.total == 3 * steps - 1  # a step of the first arm was done before
+    assert progress.NOW.done == progress.NOW.total
 
 
 @pytest.mark.medium

@@ -52,6 +52,24 @@ def test_a_counted_phase_shows_how_far_it_is(passing, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "counting again: 0 of 3"
 
 
+def test_parts_of_a_phase_count_together_or_not_at_all(passing):
+    progress.enter_phase("rollout")
+    count = progress.begin_count(8, "episodes")
+    count(3)
+    progress.begin_count(5, "calls")(2)  # another unit, within the first
+    progress.begin_count(5, "episodes")(2)  # the same unit: a part of them
+    assert (progress.NOW.done, progress.NOW.total) == (5, 8)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(progress.begin_count(9, "episodes")))
+    thread.start()
+    thread.join()
+    found[0](7)  # it works beside the phase
+    assert (progress.NOW.done, progress.NOW.total) == (5, 8)
+    count(3)
+    progress.begin_count(2, "calls")(1)
+    assert (progress.NOW.done, progress.NOW.total, progress.NOW.unit) == (1, 2, "calls")
+
+
 @pytest.mark.parametrize(
     "seconds, words",
     [(0, "0 s"), (99.4, "99 s"), (99.5, "2 min"), (3600, "60 min"), (5969, "99 min")]

@@ -5,6 +5,7 @@ import functools
 import math
 from pathlib import Path
 
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.model import config_json, hf, tokenizer_config, weights
 from ragen_jax.model.families.types import SAME
 from ragen_jax.model.gguf.reader import GGUF, list_files, open_gguf
@@ -47,6 +48,7 @@ def convert(path: str | Path, cache: str | Path | None = None) -> Path:
         if not directory.exists():  # without a lock: the cache may be read-only
             with lock_path(directory):
                 if not directory.exists():
+                    enter_phase(f"converting {path.name}")
                     _write_directory(open_gguf(path), directory)
     report_quantisation(path.name, directory)
     return directory
