@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ragen_jax.core.clean_text import clean_text, describe_error, format_error
+from ragen_jax.core.progress import begin_count
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
 
@@ -106,8 +107,19 @@ def begin(
     limits: Limits,
     clock: Clock | None = None,
 ) -> list[State | EnvFailure]:
-    """Return the initial state of each seed."""
-    return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
+    """Return the initial state of each seed; count them as problems of the phase."""
+    count, finished = begin_count(len(seeds), "problems"), []
+
+    def reset(seed, tick):
+        try:
+            return environment.reset(seed)
+        finally:
+            finished.append(seed)
+            count(1)
+
+    states = _each(reset, seeds, limits, clock)
+    count(len(seeds) - len(finished))  # those that hang
+    return states
 
 
 def identify(

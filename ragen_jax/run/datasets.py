@@ -130,7 +130,7 @@ def heldout_problems(
             f"eval.episodes={count} is an upper bound: this environment has {available} distinct "
             "held-out problems"
         )
-    enter_phase(f"building {available} held-out problems")
+    enter_phase("building the held-out problems")
     seeds = [int(example["seed"]) for example in examples]
     states = begin(environment, seeds, limits)
     identities = identify(environment, states, limits)
