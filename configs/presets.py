@@ -65,6 +65,10 @@ SIZE_FIELDS = {  # maximum number of parameters -> fields
 # Maximum number of parameters -> rows per device.
 ROWS_PER_DEVICE = {10**8: 4, 5 * 10**8: 4, math.inf: 1}
 
+# Diagnosis takes at most 15 % of a step of a language model (programs/roofline.py, replies of full
+# length). In environments of one turn, updates are shorter, and both scopes have the same prompts.
+DIAGNOSIS = {"diagnose.trajectory_samples": 24}
+DIAGNOSIS_OF_ONE_TURN = {"diagnose.every": 3, "diagnose.trajectory_samples": 8}
 
 # Environments whose expert writes sentences, which a language model can imitate (`narrate`).
 NARRATING_ENVIRONMENTS = ("sokoban", "frozen_lake", "countdown", "bandit", "metamathqa")
@@ -148,6 +152,7 @@ def apply(config: ConfigDict, model: str) -> None:
         config.steps = 250
     elif model == "llm":
         _leave_open(config, OPEN_FIELDS)
+        _limit_diagnosis(config)
     elif model in SMALL_LLMS:
         _leave_open(config, [name for name in OPEN_FIELDS if name != "model.path"])
         config.model.path = SMALL_LLMS[model]
@@ -159,6 +164,7 @@ def apply(config: ConfigDict, model: str) -> None:
         config.model.dtype = "bfloat16"
         config.model.remat = True
         config.update_from_flattened_dict(SHARDED)
+        _limit_diagnosis(config)
         config.optimizer.micro_batch = (
             16  # for 16 devices; must be a multiple of the number of devices
         )
@@ -167,6 +173,13 @@ def apply(config: ConfigDict, model: str) -> None:
         config.env.options.tile = 8  # pixels; one token of the tower
     if model in VISION_PRESETS:
         config.env.options.observation = "image"
+
+
+def _limit_diagnosis(config: ConfigDict) -> None:
+    """Set the size of the diagnosis for a language model."""
+    config.update_from_flattened_dict(DIAGNOSIS)
+    if config.env.max_turns == 1:
+        config.update_from_flattened_dict(DIAGNOSIS_OF_ONE_TURN)
 
 
 def _leave_open(config: ConfigDict, names: Iterable[str]) -> None:

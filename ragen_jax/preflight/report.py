@@ -9,6 +9,8 @@ from ragen_jax.programs.roofline import Chip
 
 def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[str, Any]:
     """Return the object that --json prints."""
+    seconds = [r.program.calls * r.roofline_s for r in results]
+    diagnosis = [s for s, r in zip(seconds, results, strict=True) if r.program.diagnosis]
     return {
         "programs": [
             {
@@ -23,7 +25,8 @@ def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[s
             }
             for r in results
         ],
-        "step_s": sum(r.program.calls * r.roofline_s for r in results),
+        "step_s": sum(seconds),
+        "diagnosis_share": sum(diagnosis) / sum(seconds),
         "fits": all(r.fits for r in results),
     }
 
@@ -45,7 +48,8 @@ def table(results: Sequence[CompileResult], chip: Chip, summary: dict[str, Any])
             f"{shown['bytes'] / 1e9:>8.1f} {r.roofline_s:>8.3f}"
         )
     lines.append(
-        f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {summary['step_s']:.1f} s."
+        f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {summary['step_s']:.1f} s, "
+        f"{summary['diagnosis_share']:.0%} of it for the diagnosis."
     )
     return "\n".join(lines)
 

@@ -26,11 +26,12 @@ from ragen_jax.update.policy import PolicyLoss
 def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Yield the programs of cross-scoring and of the flow figures.
 
-    Their sizes are those of the trajectory scope, which has the longest prompts. If prompts show
-    earlier replies, steps with flow figures score the trajectory scope again, with the reasonings
-    left out of these replies; the prompts are then no longer than before. If mutual information is
-    rewarded (algorithm.mi_coef), every step scores its replies under the first prompts; these are
-    shorter, but are counted as if they had the same length.
+    Their sizes are those of the trajectory scope, which has the longest prompts. Its prompts are
+    different ones, except in single turns: these are the first prompts of the groups. If prompts
+    show earlier replies, steps with flow figures score the trajectory scope again, without the
+    reasonings in these replies; the prompts are then no longer than before. If mutual information
+    is rewarded (algorithm.mi_coef), every step scores its replies under the first prompts; these
+    are shorter, but are counted as if they had the same length.
     """
     c, mesh = config, run.sampling_mesh
     if not (c.diagnose.every or c.algorithm.mi_coef):
@@ -38,7 +39,8 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     share = 1 / c.diagnose.every if c.diagnose.every else 0
     work = Work(run.model.config, mesh.shape["tensor"])
     episodes = c.rollout.groups * c.rollout.group_size
-    N = min(c.diagnose.trajectory_samples, episodes)
+    M = min(c.diagnose.trajectory_samples, episodes)
+    N = M if c.env.max_turns > 1 else min(M, c.rollout.groups)
     shards = sharding.data_shards(mesh)
 
     def blocks(prompts, reasonings):
@@ -46,7 +48,7 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         n, m = cross_scoring.blocks(prompts, reasonings, c.diagnose.micro_batch, shards)
         return n, m, -(-prompts // n) * -(-reasonings // m)
 
-    n, m, calls = blocks(N, N)
+    n, m, calls = blocks(N, M)
     # The first turn's scope has the same number of rows per call, and shorter prompts.
     first = min(c.diagnose.first_turn_samples, episodes)
     first_calls = blocks(c.rollout.groups, first)[2]

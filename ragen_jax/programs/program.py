@@ -24,6 +24,7 @@ class Program:
     cost: Cost  # one call on one chip
     calls: float  # average number per step
     helps: tuple[str, ...]  # config fields that reduce its memory
+    diagnosis: bool = False  # whether it belongs to the diagnosis of a step
 
 
 def program(

@@ -66,10 +66,14 @@ def programs(
     """
     run = describe(config, devices, prompt_tokens, observation_tokens)
     alone = per_task_configs(config)
-    planners = [rollout_programs, *diagnostics]
+    planners = list(diagnostics)
     plan = []
     for name, c in alone.items():
-        played = [p for planner in planners for p in planner(run, c, run.at[name])]
+        measured = [p for planner in planners for p in planner(run, c, run.at[name])]
+        played = [
+            *rollout_programs(run, c, run.at[name]),
+            *(dataclasses.replace(p, diagnosis=True) for p in measured),
+        ]
         suffix = f":{name}" if len(alone) > 1 else ""
         plan += [dataclasses.replace(p, name=p.name + suffix) for p in played]
     kept = residents(run)

@@ -303,6 +303,7 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "sampling_mesh.fsdp": 1,
         "sampling_mesh.tensor": 2,
         "optimizer.micro_batch": 16,
+        "diagnose.trajectory_samples": 24,
         "algorithm.name": "ppo",
     }
 

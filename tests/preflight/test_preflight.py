@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import pytest
 from device_processes import ROOT
 
-from ragen_jax.configs import mixture, search_qa, sokoban
+from ragen_jax.config.load import load_config
+from ragen_jax.configs import countdown, mixture, search_qa, sokoban
 from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import freeze
 from ragen_jax.envs import ENVS
@@ -614,6 +615,24 @@ def test_statistics_of_a_policy_with_adapters():
     assert adapted.lower().out_info is not None
 
 
+@pytest.mark.parametrize("environment", [sokoban, countdown])
+@pytest.mark.parametrize("size", ["0.5B", "1.5B", "3B"])
+def test_the_diagnosis_takes_a_small_part_of_a_language_models_step(environment, size):
+    """On one chip: sampling, whose weights are read once for all rows, is then shortest."""
+    config, devices = environment.get_config("llm"), jax.devices()[:1]
+    config.model.path, config.model.dtype = f"Qwen/Qwen2.5-{size}", "bfloat16"
+    found = programs.programs(
+        load_config(config, devices=devices),
+        devices,
+        [d.programs for d in DIAGNOSTICS.values() if d.programs],
+        prompt_tokens=800,
+        observation_tokens=200,
+    )
+    seconds = [p.calls * p.cost.seconds(CHIPS["v5e"]) for p in found]
+    diagnosis = [s for s, p in zip(seconds, found, strict=True) if p.diagnosis]
+    assert 0.02 < sum(diagnosis) / sum(seconds) < 0.15
+
+
 # ------------------------------------------------------------------------------ command
 
 
@@ -647,9 +666,13 @@ def test_report():
             for name, peak, fits in (("update", 10.0, True), ("decode", 20.0, False))
         ],
         "step_s": 25.0,
+        "diagnosis_share": 0.0,
         "fits": False,
     }
-    assert "25.0 s" in table([result()] * 2, CHIP, found)
+    assert "25.0 s, 0% of it" in table([result()] * 2, CHIP, found)
+    score = result("score", calls=3)
+    score = dataclasses.replace(score, program=dataclasses.replace(score.program, diagnosis=True))
+    assert report([result(), score], CHIP, devices=4)["diagnosis_share"] == 0.6
 
 
 def test_complaints_name_the_excess_and_what_helps():
