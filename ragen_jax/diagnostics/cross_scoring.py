@@ -116,12 +116,13 @@ def blocks(N: int, M: int, micro_batch: int, shards: int = 1) -> tuple[int, int]
 
     The numbers are rounded up to multiples of 8 and 16, since they vary slightly between steps and
     each shape needs a compilation. Few prompts per call give larger matrix products with the same
-    keys. The number must be divisible over the mesh: otherwise every device would read all rows.
+    keys. The number must be divisible over the mesh: otherwise every device would read all rows. A
+    call therefore has a prompt for each part of the mesh, even if that is more than `micro_batch`.
 
     Args:
       shards: number of parts that rows are split into on the mesh.
     """
-    unit = min(-(-8 // shards) * shards, micro_batch)
+    unit = max(1, min(-(-8 // shards), micro_batch // shards)) * shards
     m = min(-(-M // 16) * 16, max(1, micro_batch // unit))
     n = min(-(-N // unit) * unit, max(1, micro_batch // m // unit) * unit)
     return n, m

@@ -150,7 +150,9 @@ def test_blocks_fill_the_call_and_divide_over_the_mesh():
     assert blocks(8, 64, 512) == (8, 64)  # the first turns of the tiny agent: one call
     assert blocks(16, 16, 512) == (16, 16)
     assert blocks(64, 64, 64) == (8, 8)
-    assert blocks(64, 64, 64, shards=16) == (16, 4)
+    # A prompt for each part of the mesh, even if there are more parts than rows.
+    assert blocks(64, 64, 64, shards=128) == (128, 1) and blocks(64, 64, 2, shards=4) == (4, 1)
+    assert blocks(64, 64, 64, shards=16) == (16, 4) and blocks(64, 64, 64, shards=3) == (9, 7)
     assert blocks(64, 128, 512) == (8, 64)
     assert blocks(5, 7, 6) == (6, 1) and blocks(3, 3, 1) == (1, 1)
 
