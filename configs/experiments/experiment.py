@@ -17,8 +17,9 @@ class Experiment:
     seeds: tuple[int, ...]
     common_fields: Fields  # fields of every arm
     doubt: str  # results that would change the conclusions; last section of the page
-    minutes: float  # measured duration of a single arm on one core
+    minutes: float  # measured duration of a single arm
     quick: "Quick | None" = None
+    cores: int = 1  # those of `minutes`
     # The experiment may end after this number of seeds, and after each further seed, if its verdict
     # is certain (ragen_jax/lab/interim_analyses.py); 0: it ends after all seeds.
     least_seeds: int = 0

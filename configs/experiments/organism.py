@@ -231,7 +231,8 @@ ORGANISM_EXPERIMENTS["language"] = Experiment(
     doubt="More seeds and longer runs; a larger model; a task in which only the grounded reasoning "
     "finds the answer; another cause of the collapse than a penalty; or a model that was not "
     "fine-tuned on both styles.",
-    minutes=4.5,
+    minutes=5,
+    cores=2,
 )
 ORGANISM_EXPERIMENTS["language_detectors"] = dataclasses.replace(
     ORGANISM_EXPERIMENTS["language"],

@@ -46,8 +46,9 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     page.draw(runs, picture)
     head = ["# Laboratory: " + name, "", experiment.question, ""]
     head += ["```bash", f"python -m ragen_jax.lab {words}", "```", ""]
+    cores = "one core" if experiment.cores == 1 else f"{experiment.cores} cores"
     head += [
-        f"This command makes the runs, each about {experiment.minutes:.2g} minutes on one core, "
+        f"This command makes the runs, each about {experiment.minutes:.2g} minutes on {cores}, "
         "and writes this page.",
         "",
     ]

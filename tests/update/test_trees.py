@@ -18,7 +18,7 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.losses import AGGREGATIONS, EXACT, KL_KINDS
 from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.model import kernels, lora
+from ragen_jax.model import attention, kernels, lora
 from ragen_jax.model.likelihood import packed_statistics, token_statistics, unpack
 from ragen_jax.model.prefix_tree import build_tree, pack
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -80,6 +80,10 @@ def pulled(statistics, params, weights):
 
 @pytest.fixture(scope="module")
 def gradients(model):
+    return gradients_of(model)
+
+
+def gradients_of(model):
     """Return functions (params, reference, rows, weights) of trees and of plain rows."""
 
     @jax.jit
@@ -130,6 +134,17 @@ def test_a_tree_has_the_log_probs_entropies_kl_and_gradients_of_its_rows(gradien
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("whole", [0, 1 << 30])
+def test_blocks_of_queries_are_read_at_once_or_some_at_a_time(model, params, monkeypatch, whole):
+    """There are 30 blocks: four at a time leave two for the last step."""
+    blocks, block, heads = 12 * T // 16, 16, 4
+    monkeypatch.setattr(attention, "WHOLE_TREE", whole)
+    monkeypatch.setattr(attention, "TREE_SCORES", 4 * heads * blocks**2 * block**2)
+    (statistics, gradient), _ = compare(gradients_of(model), params, 1, 5)
+    assert statistics < 2e-5 and gradient < 1e-5, (statistics, gradient)
+
+
+@pytest.mark.medium
 def test_kernels_read_whole_rows(monkeypatch):
     """Attention by a kernel unpacks the rows; here splash attention runs without a TPU."""
     splash = functools.partial(kernels.splash, interpret=True)
@@ -138,17 +153,17 @@ def test_kernels_read_whole_rows(monkeypatch):
     params, rng = init_params(config, jax.random.key(0)), np.random.default_rng(0)
     batch = batch_of(random_tree(rng, ROWS, T, V), rng, T, V)
     found = {}
-    for attention in ("xla", "splash"):
-        model = Qwen(dataclasses.replace(config, attention=attention))
-        packed, entry_BW = one_tree(batch, attention)
-        assert (packed.tree.keys_BQM is None) == (attention == "splash")
+    for kernel in ("xla", "splash"):
+        model = Qwen(dataclasses.replace(config, attention=kernel))
+        packed, entry_BW = one_tree(batch, kernel)
+        assert (packed.tree.keys_BQM is None) == (kernel == "splash")
 
         def total(params, model=model, packed=packed, entry_BW=entry_BW):
             logp_PE, entropy_PE = packed_statistics(model, params, packed)
             logp_BT = unpack(logp_PE, entry_BW)[:, :T]
             return (batch.logp_BT * logp_BT).sum() + entropy_PE.sum(), logp_BT
 
-        found[attention] = jax.jit(jax.grad(total, has_aux=True))(params)
+        found[kernel] = jax.jit(jax.grad(total, has_aux=True))(params)
     gradient, logp_BT = found["splash"]
     expected, expected_BT = found["xla"]
     np.testing.assert_allclose(logp_BT, expected_BT, atol=2e-5)
