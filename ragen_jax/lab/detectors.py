@@ -49,6 +49,13 @@ BASELINE = 2  # number of first probes
 QUANTILE = 0.95
 CHANCE = 0.65  # largest AUC that counts as no detection
 SIZE = 4  # largest number of independent observations per run
+NOISE_CELLS = {  # result of noise detectors -> form of its (2.5 %, median, 97.5 %)
+    "auc": "{1:.2f} ({0:.2f} to {2:.2f})",
+    "false": "{1:.0%} ({0:.0%} to {2:.0%})",
+    "runs": "{1:.0f} ({0:.0f} to {2:.0f})",
+    "delay": "{1:+.0f} ({0:+.0f} to {2:+.0f})",
+    "lead": "{1:+.0f} ({0:+.0f} to {2:+.0f})",
+}
 STEP, ALARM, ENTROPY = "step", "regime/alarm", "update/entropy"
 DIRECTIONS = {  # metric -> whether it should fall (-1) or rise (+1) in a collapse
     **dict.fromkeys((f"probe/{name}" for name in ("mi_seq", "mi", "mi_released")), -1),
@@ -304,14 +311,11 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     ]
     noise_controls = controls(runs)
     for kind, found in noise_controls.items():
-        auc, false, runs_seen, delay, lead = (found.spread(name) for name in noise.COUNTED)
-        cells = (
-            *(f"*noise, {kind}*", "", "{1:.2f} ({0:.2f} to {2:.2f})".format(*auc)),
-            "{1:.0%} ({0:.0%} to {2:.0%})".format(*false),
-            "{1:.0f} ({0:.0f} to {2:.0f}) of ".format(*runs_seen) + str(ill),
-            *("{1:+.0f} ({0:+.0f} to {2:+.0f})".format(*x) for x in (delay, lead)),
-            "",
+        auc, false, runs_seen, delay, lead = (
+            "" if (spread := found.spread(name)) is None else form.format(*spread)
+            for name, form in NOISE_CELLS.items()
         )
+        cells = f"*noise, {kind}*", "", auc, false, f"{runs_seen} of {ill}", delay, lead, ""
         lines.append("| " + " | ".join(cells) + " |")
     for name, seen in sorted(results.items(), key=lambda item: -item[1].auc):
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"

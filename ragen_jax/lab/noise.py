@@ -39,16 +39,22 @@ class Control(NamedTuple):
 
     draws: dict[str, np.ndarray]  # name in COUNTED -> float64 [DRAWS]; NaN: no value
 
-    def spread(self, name: str) -> tuple[float, float, float]:
-        """Return (2.5 %, median, 97.5 %) of a result in COUNTED, over the draws that have it."""
+    def spread(self, name: str) -> tuple[float, float, float] | None:
+        """Return (2.5 %, median, 97.5 %) of a result in COUNTED, over the draws that have it.
+
+        None if no draw has it: there is no lead where no run lost its success.
+        """
         values = self.draws[name]
-        low, middle, high = np.quantile(values[~np.isnan(values)], SPREAD)
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return None
+        low, middle, high = np.quantile(values, SPREAD)
         return float(low), float(middle), float(high)
 
     def contains(self, name: str, value: float) -> bool:
         """Return whether a value is within the central 95 % of the noise detectors."""
-        low, _, high = self.spread(name)
-        return low <= value <= high
+        spread = self.spread(name)
+        return spread is not None and spread[0] <= value <= spread[2]
 
 
 def _scores(rng: np.random.Generator, kind: str, probes: int, baseline: int) -> np.ndarray:

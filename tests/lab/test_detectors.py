@@ -247,3 +247,10 @@ def test_a_healthy_run_is_judged_by_the_level_of_the_others():
     drifting = np.array([2.0] * 3 + [1.7] * 17) + noise
     runs[HEALTHY[0], "no filter", 2] = run(drifting, [0.5] * 20)
     assert 17 / 18 / 3 <= judge(runs, MI).false < 0.45
+
+
+def test_noise_without_a_lead_has_no_spread():
+    """Runs that keep their success give no detector a lead."""
+    nothing = noise.Control({"lead": np.full(5, np.nan), "delay": np.arange(5.0)})
+    assert nothing.spread("lead") is None and not nothing.contains("lead", 0.0)
+    assert nothing.spread("delay")[1] == 2.0 and nothing.contains("delay", 2.0)
