@@ -58,8 +58,14 @@ def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
 
     def update(updates, state, params=None, **given):
         del params
-        factor = jnp.where(given["grad_norm"] < max_norm, 1.0, max_norm / given["grad_norm"])
-        return jax.tree.map(lambda x: (factor * x).astype(x.dtype), updates), state
+        norm = given["grad_norm"]
+
+        # As optax writes it. A factor for all parameters would save a tree like params, but resumed
+        # runs then differed in the last digits.
+        def clip(x):
+            return jnp.where(norm < max_norm, x, x / norm.astype(x.dtype) * max_norm)
+
+        return jax.tree.map(clip, updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -174,8 +180,8 @@ def apply_gradient(
 
     The step is computed twice. The first time, one parameter after the other, it is only summed up
     to its norm, which decides whether it is taken; the second time it is written over params and
-    opt_state. If it were kept until its norm is known, it would take four more trees like params
-    (XLA on CPU).
+    opt_state. If it were kept until its norm is known, three more trees like params would be held
+    beside the clipped gradient (XLA on CPU).
 
     Args:
       rate: scalar.

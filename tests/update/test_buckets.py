@@ -26,9 +26,9 @@ from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
 # An optimizer that stores the gradient and changes no parameter.
-KEEPING = optax.GradientTransformation(
+KEEPING = optax.GradientTransformationExtraArgs(
     lambda params: jax.tree.map(jnp.zeros_like, params),
-    lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads),
+    lambda grads, state, params=None, **_: (jax.tree.map(jnp.zeros_like, grads), grads),
 )
 
 

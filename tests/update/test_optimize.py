@@ -101,13 +101,14 @@ def test_steps_are_those_of_optax():
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), params, expected)
 
 
-def test_a_step_needs_no_memory_besides_its_arguments():
+def test_a_step_needs_little_memory_besides_its_arguments():
+    """The clipped gradient; the step, both moments and the new parameters are written in place."""
     params = {f"kernel_{i}": jax.ShapeDtypeStruct((512, 256), jnp.float32) for i in range(4)}
     optimizer = optimize.make_optimizer(**ADAM | dict(weight_decay=0.1))
     opt_state, number = jax.eval_shape(optimizer.init, params), jax.ShapeDtypeStruct((), "float32")
     lowered = optimize.apply_gradient.lower(optimizer, number, params, opt_state, number, params)
     memory = lowered.compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 512 * 256 * 4  # one of the four parameters
+    assert memory.temp_size_in_bytes < 1.1 * 4 * 512 * 256 * 4
 
 
 @pytest.mark.medium
