@@ -11,13 +11,14 @@ tiny (default)
     Differences from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); all lakes can
     be crossed within the ten moves of an episode.
 llm
-    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    As below, for any Qwen, Llama 3 or Gemma 3 model given by --config.model.path. Its size and the
     devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md). The lake
     is shown by positions; episodes have three replies of four moves.
     Expected (135m): held-out success 0.49 -> 0.66 (three seeds; docs/results/language_model.md).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+gemma3-270m, gemma3-1b, gemma3-4b
     The paper's setting with group-relative advantages, full history, 400 new tokens per reply. Not
     trained here yet.
 tiny-vl

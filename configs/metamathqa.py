@@ -14,11 +14,12 @@ tiny (default)
     episode is one short reply; learning rate 2e-4, decaying to 0; diagnosis every fifth step;
     imitation ends early, so that training starts with an agent that still tries different answers.
 llm
-    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    As below, for any Qwen, Llama 3 or Gemma 3 model given by --config.model.path. Its size and the
     devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+gemma3-270m, gemma3-1b, gemma3-4b
     The paper's setting with group-relative advantages, one attempt, 400 new tokens per reply. Time
     and score: not measured yet.
 

@@ -18,6 +18,9 @@ LLMS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
     "qwen3-1.7b": "Qwen/Qwen3-1.7B",
     "qwen3-4b": "Qwen/Qwen3-4B",
+    "gemma3-270m": "google/gemma-3-270m-it",
+    "gemma3-1b": "google/gemma-3-1b-it",
+    "gemma3-4b": "google/gemma-3-4b-it",
 }
 
 # Small language models, with settings for two CPU cores: brief prompts, and a start that imitates
@@ -47,9 +50,9 @@ SHARDED = {
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
 
-# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 model in model.path. It leaves fields open that
-# depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them in unless
-# the command line sets them.
+# Preset llm is for any Qwen2.5, Qwen3, Llama 3 or Gemma 3 model in model.path. It leaves fields
+# open that depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them
+# in unless the command line sets them.
 OPEN_FIELDS = {
     "model.path": str,  # no default
     "model.dtype": str,  # float32 on CPU (bfloat16 is slower there), otherwise bfloat16

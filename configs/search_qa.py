@@ -13,11 +13,12 @@ tiny (default)
     decaying to 0; diagnosis every fifth step; imitation ends early, so that training starts with an
     agent that still makes different errors.
 llm
-    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    As below, for any Qwen, Llama 3 or Gemma 3 model given by --config.model.path. Its size and the
     devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts. Not trained here yet.
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+gemma3-270m, gemma3-1b, gemma3-4b
     The setting of the released code (config/_9_search.yaml) with group-relative advantages: 5 turns
     of one action, 16 prompts of 8 episodes, 5,000 tokens of prompt and reply, 256 held-out
     questions. The released script trains with PPO; add +ppo for that. Time and score: not measured

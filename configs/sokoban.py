@@ -13,7 +13,7 @@ tiny (default)
     prompts per step (benchmarks/NOTES.md); all rooms are solvable within the ten moves of an
     episode.
 llm
-    The paper's setting with group-relative advantages, for any Qwen2.5, Qwen3 or Llama-3 model
+    The paper's setting with group-relative advantages, for any Qwen, Llama 3 or Gemma 3 model
     given by --config.model.path. Its size and the devices determine dtype, micro-batch, mesh and
     rematerialisation (configs/presets.py).
 qwen2.5-3b
@@ -22,7 +22,8 @@ qwen2.5-3b
     success in the paper: 12.9 without a filter, 28.9 with the filter (table 4).
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+gemma3-270m, gemma3-1b, gemma3-4b
     The same with group-relative advantages; append +ppo for PPO. docs/preflight.md lists the TPUs
     on which they fit. Not trained here yet; expect hours on several accelerators.
 tiny-vl

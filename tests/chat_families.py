@@ -1,4 +1,6 @@
-"""Small byte-level BPE tokenizers with the turn markers of five model families, for chat tests.
+"""Small BPE tokenizers with the turn markers of model families, for chat tests.
+
+They are byte-level, except that of Gemma 3, which falls back to bytes.
 
 Their merges are trained on text generated here, so that control strings in plain text, line breaks
 next to a message and two-byte letters are tokens of several characters, as in the families'
@@ -7,12 +9,14 @@ tokenizers. Templates follow the families' formats.
 
 import dataclasses
 import functools
+import json
 import random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax.model.token_bytes import SPACE
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE
 
 QWEN = (
@@ -34,7 +38,8 @@ GEMMA = (  # no system turn: the system text opens the first user message
     "{% set rules = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
     "{{ bos_token }}{% for message in (messages[1:] if rules else messages) %}"
     "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n'"
-    " + (rules if loop.first else '') + message['content'] + '<end_of_turn>\n' }}{% endfor %}"
+    " + (rules if loop.first else '') + message['content'] | trim"
+    " + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
 
@@ -125,6 +130,14 @@ _FAMILIES = {
         ("\n\n", "\n\n\n", "<table>"),
         dict(eos_token="<eos>", bos_token="<bos>", pad_token="<pad>"),
     ),
+    "gemma3": (
+        GEMMA,
+        normalizers.Replace(" ", SPACE),
+        ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        (),
+        ("\n\n", "\n\n\n", "<table>", f"{SPACE * 2}"),
+        dict(eos_token="<eos>", bos_token="<bos>", pad_token="<pad>"),
+    ),
     "phi": (
         PHI,
         None,
@@ -152,7 +165,7 @@ def family(name, **flags):
     flags: AddedToken's lstrip and rstrip for its special tokens and markers.
     """
     template, normalizer, special, markers, words, named = _FAMILIES[name]
-    tokenizer = Tokenizer.from_str(_trained())
+    tokenizer = Tokenizer.from_str(_falling_back() if name == "gemma3" else _trained())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     flags = dict(normalized=False) | flags
@@ -173,12 +186,42 @@ def _trained():
         [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    draw = random.Random(0)
-    said = ["the box", " is", " Up", "\n", "\n\n", ".\n", " <|", "|>", "|>\n", "</", " é", "想"]
-    said += ["<|im_start|>", "<|im_end|>user\n", "<|end|>", "<start_of_turn>", "<｜User｜>"]
-    text = ["".join(draw.choices(said, k=40)) for _ in range(400)]
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.train_from_iterator(_texts(), trainer)
     return tokenizer.to_str()
+
+
+@functools.cache
+def _falling_back():
+    """A tokenizer of the kind of Gemma's, which lacks a token for 想."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    letters = [*map(chr, range(33, 127)), "\n", "é"]
+    texts = [text.replace("想", "") for text in _texts()]
+    tokenizer.train_from_iterator([*texts, *letters], trainer)
+    trained = json.loads(tokenizer.to_str())["model"]
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *trained["vocab"]]
+    tokenizer = Tokenizer(
+        models.BPE(
+            {token: id_ for id_, token in enumerate(tokens)},
+            [tuple(pair) for pair in trained["merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.pre_tokenizer = Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer.to_str()
+
+
+def _texts():
+    draw = random.Random(0)
+    said = ["the box", " is", " Up", "\n", "\n\n", ".\n", " <|", "|>", "|>\n", "</", " é", "想"]
+    said += ["<|im_start|>", "<|im_end|>user\n", "<|end|>", "<start_of_turn>", "<｜User｜>"]
+    return ["".join(draw.choices(said, k=40)) for _ in range(400)]

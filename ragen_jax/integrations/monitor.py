@@ -85,7 +85,7 @@ class CollapseMonitor:
     ) -> None:
         """
         Args:
-          tokenizer: of the policy, byte-level (Qwen2.5, Qwen3, Llama-3, SmolLM2).
+          tokenizer: of the policy, as in `token_bytes` (Qwen, Llama 3, Gemma).
 
         Raises:
           ValueError: another kind of tokenizer, or unusable tags.

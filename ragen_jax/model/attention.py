@@ -87,6 +87,8 @@ class Tree:
     # positions for each packed position; int32.
     path_BRU: Array | None = None
     owner_BT: Array | None = None
+    # int32, the number of positions before each on its path; set by models with windows.
+    depth_BT: Array | None = None
     block: int = flax.struct.field(pytree_node=False, default=0)  # positions; 0 for kernels
 
 
@@ -98,6 +100,7 @@ def attend(
     *,
     kernel: str = "xla",
     tree: Tree | None = None,
+    window: jax.Array | int | None = None,
 ) -> jax.Array:
     """Return softmax attention of new tokens over `segments` and, causally, over each other.
 
@@ -110,6 +113,8 @@ def attend(
         segments. For "splash" the queries are already scaled (kernels.SCALED_QUERIES).
       tree: which earlier positions each position reads; None: all. Not with segments. Its plain
         form accepts the positions in blocks, [B * Q, block, H, D].
+      window: number of positions that a token reads, itself included; None: all. An array is
+        allowed for the plain form.
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: padding comes after
@@ -119,10 +124,11 @@ def attend(
     """
     if tree is not None:
         if kernel != "xla":
-            return _attend_rows(KERNELS[kernel], q_BTHD, k_BTKD, v_BTKD, tree)
-        return _attend_tree(q_BTHD, k_BTKD, v_BTKD, tree)
+            attend_rows = functools.partial(KERNELS[kernel], window=window)
+            return _attend_rows(attend_rows, q_BTHD, k_BTKD, v_BTKD, tree)
+        return _attend_tree(q_BTHD, k_BTKD, v_BTKD, tree, window)
     if not segments and kernel != "xla":
-        return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
+        return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD, window=window)
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
     # A single key head gets no axis: XLA's CPU backend does not fuse across an axis of length
@@ -136,7 +142,20 @@ def attend(
     q = q_BTHD.reshape(B, T, K, H // K, D)
     q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
-    causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
+    reads = jnp.tril(jnp.ones((T, T), bool))
+    firsts = [None] * len(segments)  # first position of each segment that a query reads; None: 0
+    if window is not None:
+        at_T = jnp.arange(T)
+        reads = reads & (at_T[:, None] - at_T < window)
+        for i in range(len(segments)):
+            # Positions from the start of this segment to the first new token.
+            before_B = jnp.zeros(B, jnp.int32)
+            for _, _, length_N, *_ in segments[i:]:
+                before_B += jnp.repeat(length_N, B // len(length_N), total_repeat_length=B)
+            first_BT = before_B[:, None] + at_T - window + 1
+            first_BQ = jnp.tile(first_BT, (1, H // K))
+            firsts[i] = first_BQ.reshape(B, *(1 for _ in heads), Q, 1)
+    causal = jnp.tile(reads, (H // K, 1))  # [Q, T]
     own_scores = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
 
     def by_row(out):
@@ -150,14 +169,16 @@ def attend(
         weight = jnp.exp(scores[0] - top)
         out = _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
         carry = top, weight.sum(-1, keepdims=True), out
-        for segment in segments:
-            carry = _attend_in_blocks(q, by_head, carry, *segment)
+        for segment, first in zip(segments, firsts, strict=True):
+            carry = _attend_in_blocks(q, by_head, carry, first, *segment)
         _, total, out = carry
         return by_row(out / total)
     # Scores stay laid out by segment row, [N, K, m * Q, S]; only per-query values are moved.
-    for k_NKSD, _, length_N in segments:
+    for (k_NKSD, _, length_N), first in zip(segments, firsts, strict=True):
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
+        if first is not None:
+            real = real & (jnp.arange(S) >= _gather(first, N))
         scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
 
     # One softmax over all keys: the pieces share a maximum and a denominator, so they are never
@@ -173,7 +194,13 @@ def attend(
     return by_row(out / total)
 
 
-def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: Tree) -> jax.Array:
+def _attend_tree(
+    q_BTHD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    tree: Tree,
+    window: jax.Array | int | None,
+) -> jax.Array:
     """Return attention over the paths of a tree, in the shape of the queries.
 
     Each block of queries reads the blocks of keys of its list. In larger trees, a few blocks of
@@ -206,6 +233,10 @@ def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: 
 
     q_BKQXD, k_BKQYD, v_BKQYD = by_head(q_BTHD, groups), by_head(k_BTKD, 1), by_head(v_BTKD, 1)
     end_BQY = tree.end_BT.reshape(B, Q, block)
+    depth_BQX = None
+    if window is not None:
+        assert tree.depth_BT is not None
+        depth_BQX = tree.depth_BT.reshape(B, Q, block)
 
     def read(x, index_BN):
         """Return the blocks of keys of each block of queries, [B * K * step, M * block, D]."""
@@ -213,13 +244,17 @@ def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: 
         return x.reshape(B * K * step, M * block, D)
 
     def attend_step(_, step_inputs):
-        q_BKCXD, keys_BCM, first = step_inputs
+        q_BKCXD, keys_BCM, first, *depth_of_q = step_inputs
         index_BN = jnp.maximum(keys_BCM, 0).reshape(B, step * M)
         at_q = (first + jnp.arange(step * block)).reshape(step, block, 1)
         at_k = (index_BN[..., None] * block + jnp.arange(block)).reshape(B, step, 1, M * block)
         end = take_along_rows(end_BQY, index_BN).reshape(at_k.shape)
         real = jnp.repeat(keys_BCM >= 0, block, axis=2)[:, :, None]
         reads = real & (at_k <= at_q) & (at_q < end)  # [B, C, block, M * block]
+        for depth_BCX in depth_of_q:
+            assert depth_BQX is not None
+            depth = take_along_rows(depth_BQX, index_BN).reshape(at_k.shape)
+            reads = reads & (depth_BCX[..., None] - depth < window)
         reads = jnp.broadcast_to(
             reads[:, None, :, None], (B, K, step, groups, *reads.shape[2:])
         ).reshape(B * K * step, groups * block, M * block)
@@ -231,6 +266,8 @@ def _attend_tree(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, tree: 
 
     first = jnp.arange(steps) * step * block
     inputs = split(q_BKQXD, 2), split(tree.keys_BQM, 1), first
+    if depth_BQX is not None:
+        inputs = *inputs, split(depth_BQX, 1)
     if steps == 1:
         out = attend_step(None, jax.tree.map(lambda x: x[0], inputs))[1][None]
     else:
@@ -295,6 +332,7 @@ def _attend_in_blocks(
     q: jax.Array,
     by_head: Callable[[jax.Array], jax.Array],
     carry: tuple[jax.Array, jax.Array, jax.Array],
+    first: jax.Array | None,
     k_NKSD: jax.Array,
     v_NKSD: jax.Array,
     length_N: jax.Array,
@@ -307,6 +345,7 @@ def _attend_in_blocks(
     Args:
       q: [B, .., Q, D].
       carry: (maximum, denominator, sum of values) without the segment.
+      first: [B, .., Q, 1], the first position that a query reads; None: 0.
       rows_B: see `Segment`.
     """
     B, S = q.shape[0], k_NKSD.shape[2]
@@ -322,6 +361,8 @@ def _attend_in_blocks(
         position = start + jnp.arange(block)
         real = (position >= index * block) & (position < length_N[:, None])
         real = real.reshape(len(length_N), *(1 for _ in q.shape[1:-1]), block)
+        if first is not None:
+            real = real & (position >= _gather(first, len(length_N)))
         score = jnp.where(real, _scores(_gather(q, len(length_N)), read(k_NKSD, start)), MASKED)
         higher = jnp.maximum(top, _scatter(score.max(-1, keepdims=True), B))
         higher = jax.lax.stop_gradient(higher)

@@ -71,7 +71,11 @@ def _family(c: dict[str, Any], file: Path) -> str:
     names = c.get("architectures") or []
     if not names and c.get("model_type") in MODELS:
         return c["model_type"]
-    known = {family.architecture: kind for kind, family in MODELS.items()}
+    known = {
+        name: kind
+        for kind, family in MODELS.items()
+        for name in (family.architecture, *family.part_of)
+    }
     for name in names:
         if name in known:
             return known[name]

@@ -7,6 +7,7 @@ Axes: B rows, T tokens, H heads, K key-value heads, D head width.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +33,25 @@ def best_kernel(platform: str, dtype: str, head_dim: int) -> str:
     return "xla"
 
 
-def cudnn(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
-    """Return cuDNN's fused attention, [B, T, H, D]."""
+def cudnn(
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, *, window: int | None = None
+) -> jax.Array:
+    """Return cuDNN's fused attention, [B, T, H, D]; window: see `attention.attend`."""
     return jax.nn.dot_product_attention(
-        q_BTHD, k_BTKD, v_BTKD, is_causal=True, implementation="cudnn"
+        *(q_BTHD, k_BTKD, v_BTKD),
+        is_causal=True,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
     )
 
 
 def splash(
-    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, *, interpret: bool = False
+    q_BTHD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    *,
+    window: int | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
     """Return splash attention (Pallas, TPU) for queries scaled by D ** -0.5, [B, T, H, D].
 
@@ -48,6 +59,7 @@ def splash(
     heads. Padding at the end needs no mask: causality hides it from every real token.
 
     Args:
+      window: see `attention.attend`.
       interpret: run the kernel's program without a TPU, for tests.
     """
     B, T, H, D = q_BTHD.shape
@@ -60,7 +72,7 @@ def splash(
 
     q = to_heads(q_BTHD, H // K)  # [B, K, H / K, T, D]
     k, v = to_heads(k_BTKD), to_heads(v_BTKD)  # [B, K, T, D]
-    attend = functools.partial(_attend_local, interpret=interpret)
+    attend = functools.partial(_attend_local, window=window, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         rows, heads, groups = spec(("rows", "kv_heads", "heads"), (B, K, H // K), mesh)
@@ -74,18 +86,23 @@ def splash(
     return out[:, :T].reshape(B, T, H, D)
 
 
-def _attend_local(q: jax.Array, k: jax.Array, v: jax.Array, *, interpret: bool) -> jax.Array:
+def _attend_local(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, window: int | None, interpret: bool
+) -> jax.Array:
     # Imported here because importing Pallas for TPU takes a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     groups, T = q.shape[2:4]
-    mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * groups)
+    reads = masks.CausalMask((T, T))
+    if window is not None:
+        reads = masks.LocalMask((T, T), (window - 1, 0), 0)
+    mask = masks.MultiHeadMask([reads] * groups)
     attend = kernel.make_splash_mqa_single_device(mask, interpret=interpret)
     return jax.vmap(jax.vmap(attend))(q, k, v)
 
 
-KERNELS = {"cudnn": cudnn, "splash": splash}
+KERNELS: dict[str, Callable[..., jax.Array]] = {"cudnn": cudnn, "splash": splash}
 # Kernels that do not scale the scores. The caller scales the queries when it rotates them, in
 # float32, before rounding to their dtype; scaling afterwards would round them twice.
 SCALED_QUERIES = ("splash",)

@@ -1,10 +1,12 @@
-"""Qwen2.5, Qwen3 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
+"""Qwen, Llama 3 and Gemma 3 in Flax: RMSNorm, rotary positions, grouped queries, a gated MLP.
 
 Axes: B rows, T tokens, D width, H heads, K key-value heads, F MLP width, V vocabulary, L layers.
-Parameters of the L layers are stacked on a leading axis; the layers run as one scan.
+Parameters of the L layers are stacked on a leading axis; the layers run as one scan. What differs
+between layers (shape.Layer) is selected by the index of a layer's kind, which the scan reads too.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, Tree, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.model.rotary import rotary_angles, rotate
+from ragen_jax.model.shape import ModelConfig
 from ragen_jax.model.vision.positions import splice, token_positions
 
 # Models with at most this number of layers run them one after the other instead of as a scan: a
@@ -26,124 +28,11 @@ from ragen_jax.model.vision.positions import splice, token_positions
 # on CPU costs the tiny agent as much as the layers do.
 UNROLLED_LAYERS = 4
 
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the lengths of pre-training.
-
-    linear: every frequency is divided by `factor`. llama3: a frequency that turns fewer than
-    `low_freq_factor` times within the original length is divided, a frequency that turns more
-    than `high_freq_factor` times is kept, and in between the two are mixed linearly.
-    """
-
-    kind: str  # linear | llama3
-    factor: float
-    low_freq_factor: float = 1.0  # used by llama3 only, like the next two fields
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise ValueError(f"rotary scaling {self.kind!r}; accepted: linear, llama3")
-        if not (self.factor > 0 and 0 < self.low_freq_factor < self.high_freq_factor):
-            raise ValueError(f"{self}: needs factor > 0 and low_freq_factor < high_freq_factor")
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """Shape of a model, in the terms of a Hugging Face config.json (see model/hf.py)."""
-
-    vocab_size: int
-    width: int  # hidden_size
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int  # intermediate_size
-    rope_theta: float = 1e6
-    rope_scaling: RopeScaling | None = None
-    # Numbers of frequencies that turn with time, row and column (vision/positions.py); (): each
-    # token has one position.
-    mrope_section: tuple[int, ...] = ()
-    vision: VisionConfig | None = None  # the vision tower; None: a text-only model
-    image_tokens: ImageTokens | None = None  # set if the model has a tower
-    norm_eps: float = 1e-6
-    tied: bool = True  # the output head is the embedding
-    family: str = "qwen2"  # a key of families.MODELS: the format of its config.json
-    qkv_bias: bool = True  # whether queries, keys and values have a bias
-    qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
-    max_positions: int = 32768
-    dtype: str = "float32"  # dtype of activations and matrix products; not of the parameters
-    attention: str = "xla"  # "xla", or a key of kernels.KERNELS, used if no cache is read
-    remat: bool = False  # recompute each layer's activations in the backward pass
-
-    def __post_init__(self) -> None:
-        section = self.mrope_section
-        if section and (len(section) != 3 or sum(section) * 2 != self.head_dim):
-            raise ValueError(
-                f"mrope_section {section}: expected 3 numbers of frequencies that sum to "
-                f"head_dim / 2 = {self.head_dim // 2}; see rope_scaling in config.json"
-            )
-        if (self.vision is None) != (self.image_tokens is None):
-            raise ValueError("a model must have both vision and image_tokens, or neither")
-        if self.vision is not None and self.vision.out_hidden_size != self.width:
-            raise ValueError(
-                f"vision_config: out_hidden_size {self.vision.out_hidden_size} must equal the "
-                f"language model's hidden_size, {self.width}"
-            )
-        ids = self.image_tokens
-        if ids is not None and max(ids.start, ids.pad, ids.end) >= self.vocab_size:
-            raise ValueError(
-                f"vision_start_token_id {ids.start}, image_token_id {ids.pad} and "
-                f"vision_end_token_id {ids.end} must be below vocab_size {self.vocab_size}"
-            )
-
-
-def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
-    """Return the float32 frequencies [head_dim / 2] of the rotary embedding, in radians a position.
-
-    Args:
-      head_dim, theta, scaling: see `ModelConfig`.
-    """
-    frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
-    if scaling is not None:
-        kept = 0.0
-        if scaling.kind == "llama3":
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            turns = scaling.original_max_positions * frequency / (2 * math.pi)
-            kept = jnp.clip((turns - low) / (high - low), 0, 1)
-        frequency = frequency * (kept + (1 - kept) / scaling.factor)
-    return frequency
-
-
-def rotary_angles(
-    positions: jax.Array,
-    head_dim: int,
-    theta: float,
-    scaling: RopeScaling | None = None,
-    section: Sequence[int] = (),
-) -> tuple[jax.Array, jax.Array]:
-    """Return cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
-
-    Args:
-      positions: int32 [B, T], or [3, B, T]: the first section[0] frequencies turn with the first
-        position, the next section[1] with the second, the others with the third (arXiv 2409.12191).
-      head_dim, theta, scaling, section: see `ModelConfig`.
-    """
-    frequency = rotary_frequencies(head_dim, theta, scaling)
-    if positions.ndim == 3:
-        position = jnp.moveaxis(positions[np.repeat(np.arange(3), section)], 0, -1)[..., None, :]
-    else:
-        position = positions[..., None, None]
-    angle = position.astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:
-    """Apply the rotary embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
-    cos, sin = angles
-    a, b = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": nn.silu,
+    "gelu": functools.partial(nn.gelu, approximate=True),
+}
+ALL_POSITIONS = 1 << 30  # the window of a layer that reads all positions
 
 
 def _with_axes(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
@@ -155,14 +44,17 @@ def _with_axes(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Call
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale, computed in float32."""
+    """x / rms(x) * scale, computed in float32; with `plus_one`, * (1 + scale)."""
 
     eps: float
+    plus_one: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = _with_axes(nn.initializers.ones, ("norm",))
-        scale: jax.Array = self.param("scale", init, (x.shape[-1],))
+        first = nn.initializers.zeros if self.plus_one else nn.initializers.ones
+        scale: jax.Array = self.param("scale", _with_axes(first, ("norm",)), (x.shape[-1],))
+        if self.plus_one:
+            scale = 1 + scale
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
         return (x32 * scale).astype(x.dtype)
@@ -212,13 +104,26 @@ class Block(nn.Module):
     def __call__(
         self,
         x: jax.Array,
-        angles: tuple[jax.Array, jax.Array],
+        kind_angles: tuple[tuple[jax.Array, jax.Array], ...],
         segment_rows: tuple[tuple[jax.Array, ...], ...],
         keep_kv: bool,
         tree: Tree | None,
+        kind: jax.Array | int | None,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
+        """Run the layer.
+
+        Args:
+          kind_angles: result of `rotary_angles` for each of `ModelConfig.attention_kinds`.
+          kind: index of the layer's kind among them; None: there is one.
+        """
         c = self.config
+        norm = functools.partial(RMSNorm, c.norm_eps, c.norm_plus_one)
+        angles = kind_angles[0]
+        if isinstance(kind, int):
+            angles = kind_angles[kind]
+        elif kind is not None:
+            angles = jax.tree.map(lambda *x: jax.lax.select_n(kind, *x), *kind_angles)
         D, H, K, hd, F = c.width, c.heads, c.kv_heads, c.head_dim, c.mlp_width
 
         def project(name, heads, axis):
@@ -226,26 +131,54 @@ class Block(nn.Module):
             y = Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
             y = constrain(y, "rows", None, axis, None)
             normed = c.qk_norm and name in ("q", "k")
-            return RMSNorm(c.norm_eps, name=f"{name}_norm")(y) if normed else y
+            return norm(name=f"{name}_norm")(y) if normed else y
 
-        h = RMSNorm(c.norm_eps, name="attention_norm")(x)
+        def finish(y, name):
+            return norm(name=f"{name}_post_norm")(y) if c.post_norms else y
+
+        h = norm(name="attention_norm")(x)
         scaled = c.attention in SCALED_QUERIES and not segment_kvs
         scale = hd**-0.5 if scaled else 1.0
+        if c.score_dim:  # attention divides the scores by the root of head_dim
+            scale *= (hd / c.score_dim) ** 0.5
         q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
-        a = attend(q, k, v, segments, kernel=c.attention, tree=tree)
-        x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
+        a = _attend_as(c, kind, q, k, v, segments, tree)
+        o = Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
+        x = x + finish(o, "attention")
         x = constrain(x, "rows", None, None)
 
-        h = RMSNorm(c.norm_eps, name="mlp_norm")(x)
+        h = norm(name="mlp_norm")(x)
         gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
         up = Linear((D, F), ("embed", "mlp"), name="up")(h)
-        x = x + Linear((F, D), ("mlp", "embed"), name="down")(nn.silu(gate) * up)
+        down = Linear((F, D), ("mlp", "embed"), name="down")(ACTIVATIONS[c.activation](gate) * up)
+        x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
         return x, kv
+
+
+def _attend_as(
+    config: ModelConfig,
+    kind: jax.Array | int | None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Sequence[tuple[jax.Array, ...]],
+    tree: Tree | None,
+) -> jax.Array:
+    """Return attention of a layer of this kind; see `Block`."""
+    attention = functools.partial(attend, q, k, v, segments, kernel=config.attention, tree=tree)
+    kinds = config.attention_kinds
+    windows = [config.window if name == "windowed" else None for name in kinds]
+    if kind is None or isinstance(kind, int):
+        return attention(window=windows[kind or 0])
+    if config.attention == "xla" or segments:
+        return attention(window=jnp.array([window or ALL_POSITIONS for window in windows])[kind])
+    # A kernel is compiled for each window.
+    return jax.lax.switch(kind, [functools.partial(attention, window=n) for n in windows])
 
 
 class Qwen(nn.Module):
@@ -302,24 +235,37 @@ class Qwen(nn.Module):
                 f"positions have shape {positions.shape}, but the model has no mrope_section: "
                 f"expected {tokens_BT.shape}"
             )
-        angles = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling, c.mrope_section)
+        rotary = {
+            "full": (c.rope_theta, c.rope_scaling, c.mrope_section),
+            "windowed": (c.window_rope_theta,),
+        }
+        angles = tuple(
+            rotary_angles(positions, c.head_dim, *rotary[name]) for name in c.attention_kinds
+        )
         # Look embeddings up on the devices that hold the table's columns, then move them to the
         # rows' devices: XLA would otherwise copy the result to all devices.
         text_BT = tokens_BT if images is None else jnp.minimum(tokens_BT, c.vocab_size - 1)
         x = embed[constrain(text_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
+        if c.scaled_embed:
+            x = x * jnp.asarray(c.width**0.5, x.dtype)
         if images is not None:
             x = splice(x, tokens_BT, images, c.vocab_size)
+        if tree is not None and "windowed" in c.attention_kinds:
+            depth_BT = token_positions({}, tokens_BT, end_BT=tree.end_BT)
+            tree = dataclasses.replace(tree, depth_BT=depth_BT)
         if tree is not None and tree.block:
             # With one long row, XLA's CPU backend is a fifth slower.
-            x, cos, sin = (y.reshape(-1, tree.block, *y.shape[2:]) for y in (x, *angles))
-            angles = cos, sin
+            block = tree.block
+            x, angles = jax.tree.map(lambda y: y.reshape(-1, block, *y.shape[2:]), (x, angles))
         rows = tuple(
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments
         )
         kvs = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
+        kind_of = [c.attention_kinds.index(layer.attention) for layer in c.kinds]
+        mixed = len(c.attention_kinds) > 1
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
             stacked = self.variables["params"]["layers"]
             layer_kvs = []
@@ -327,7 +273,10 @@ class Qwen(nn.Module):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": layer_params}, x, angles, rows, keep_kv, tree, memory
+                    {"params": layer_params},
+                    *(x, angles, rows, keep_kv, tree),
+                    kind_of[layer] if mixed else None,
+                    memory,
                 )
                 layer_kvs.append(kv)
             kv = None
@@ -339,12 +288,13 @@ class Qwen(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0),
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0, 0),
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kvs)
-        x = RMSNorm(c.norm_eps, name="final_norm")(x)
+            kinds = jnp.array(kind_of, jnp.int32) if mixed else None
+            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kinds, kvs)
+        x = RMSNorm(c.norm_eps, c.norm_plus_one, name="final_norm")(x)
         return x.reshape(*tokens_BT.shape, c.width), kv
 
 

@@ -196,9 +196,10 @@ def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
       ValueError: two tensors get the same name.
     """
     found = {}
+    family = family_of(config)
     for name, file in tensors.items():
         published, opened = name, file
-        for beginning, instead in family_of(config).renamed.items():
+        for beginning, instead in {**family.renamed, **family.part_names}.items():
             if name.startswith(beginning):
                 published, opened = instead + name.removeprefix(beginning), Renamed(file, name)
         if published in found:

@@ -86,9 +86,19 @@ class Work:
         Args:
           keys: positions attended to, summed over the tokens.
         """
+        products = self.config.layers * 2 * self.layer_weights * tokens / self.tensor
+        return products + self.attention(tokens, keys)
+
+    def attention(self, tokens: int, keys: float) -> float:
+        """Return the FLOPs of attention of all layers in a forward pass; see `layers`.
+
+        A kernel computes no more than the window of a windowed layer.
+        """
         c = self.config
-        attention = 4 * c.heads * c.head_dim * keys
-        return c.layers * (2 * self.layer_weights * tokens + attention) / self.tensor
+        windowed = sum(layer.attention == "windowed" for layer in c.kinds)
+        in_window = keys if c.attention == "xla" else min(keys, tokens * c.window)
+        total = (c.layers - windowed) * keys + windowed * in_window
+        return 4 * c.heads * c.head_dim * total / self.tensor
 
     def head(self, tokens: int) -> float:
         """Return the FLOPs of a forward pass of the output head."""
@@ -205,7 +215,7 @@ class Work:
         """
         c = self.config
         remat = int(c.remat)
-        forward, scores = self.layers(positions, keys), self.layers(0, keys)
+        forward, scores = self.layers(positions, keys), self.attention(positions, keys)
         # A backward pass takes two products for each product of the forward pass. A kernel
         # recomputes the scores: half of attention's forward pass. The head always recomputes its
         # logits.
@@ -249,7 +259,7 @@ class Work:
         """
         c = self.config
         remat = int(c.remat)
-        forward, scores = self.layers(positions, keys), self.layers(0, keys)
+        forward, scores = self.layers(positions, keys), self.attention(positions, keys)
         layers = (1 + parts * (2 + remat)) * forward
         layers += 0 if c.attention == "xla" else parts * scores / 2
         head = (1 + 3 * parts + reference) * self.head(predictions)

@@ -39,6 +39,7 @@ from ragen_jax.model.template import (
     Template,
     parse_chat_template,
 )
+from ragen_jax.model.token_bytes import token_bytes
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.rollout.stops import END_OF_REASONING, Stops, find_end, make_stops
 
@@ -407,7 +408,7 @@ def make_chat(
       date: as in `parse_chat_template`.
 
     Raises:
-      ValueError: a tokenizer that is not byte-level, or a chat template that cannot be parsed.
+      ValueError: a tokenizer whose bytes are unknown, or a chat template that cannot be parsed.
     """
     pieces = token_bytes(tokenizer)
     stops = None
@@ -458,35 +459,3 @@ def _describe_rules(environment: Environment, format: ChatFormat, tools: bool) -
         game = environment.brief if has_brief else environment.instructions
         return f"{game}\n{rules}" if game else rules
     return None
-
-
-@functools.lru_cache(maxsize=8)
-def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> tuple[bytes, ...]:
-    """Return the bytes of every id of a byte-level BPE tokenizer.
-
-    Examples are the tokenizers of Qwen2.5, Qwen3, Llama-3 and the tiny models. Byte-level BPE
-    writes each byte as one printable character (GPT-2's table): printable Latin-1 bytes are
-    unchanged, the others are numbered from U+0100 on. Added tokens are plain text.
-
-    Raises:
-      ValueError: the tokenizer is not byte-level.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable}
-    byte_of |= {chr(256 + i): byte for i, byte in enumerate(others)}
-    added = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items()}
-    pieces = []
-    for id_, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
-        if id_ in added:
-            pieces.append(added[id_].encode())
-        elif token is None:  # a hole in the vocabulary
-            pieces.append(b"")
-        elif all(character in byte_of for character in token):
-            pieces.append(bytes(byte_of[character] for character in token))
-        else:
-            raise ValueError(
-                f"token {id_} ({token!r}) is not byte-level; only byte-level BPE tokenizers "
-                "(Qwen2.5, Qwen3, Llama-3) are supported"
-            )
-    return tuple(pieces)

@@ -15,7 +15,8 @@ import numpy as np
 
 from ragen_jax.core.types import Turn
 from ragen_jax.model.dates import with_date
-from ragen_jax.rollout.chat import token_bytes, token_span
+from ragen_jax.model.token_bytes import token_bytes
+from ragen_jax.rollout.chat import token_span
 from ragen_jax.score import prompts, transcript
 from ragen_jax.score.formats import ParsedReply, Prompt
 from ragen_jax.score.messages import CALL_KEYS, CLOSE, OPEN, Messages, read_messages

@@ -7,8 +7,8 @@ import numpy as np
 
 from ragen_jax.diagnostics.rules import Finding
 from ragen_jax.diagnostics.symptoms import Text, first_reasonings
+from ragen_jax.model.token_bytes import token_bytes
 from ragen_jax.report.templates import find_step_template, template_lines
-from ragen_jax.rollout.chat import token_bytes
 from ragen_jax.score.episodes import ScoredStep
 
 if TYPE_CHECKING:

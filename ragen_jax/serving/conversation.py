@@ -23,7 +23,7 @@ from ragen_jax.model.template import (
     ids_of_parts,
     parse_chat_template,
 )
-from ragen_jax.rollout.chat import token_bytes
+from ragen_jax.model.token_bytes import token_bytes
 from ragen_jax.serving.tool_calls import JsonObject, ToolCall, parse_calls, syntax_of
 
 if TYPE_CHECKING:

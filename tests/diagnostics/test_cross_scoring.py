@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from layer_kinds import windowed
 
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.diagnostics.cross_scoring import (
@@ -18,16 +19,22 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 V = 50
 
 
-@pytest.fixture(scope="module", params=[2, 5], ids=["unrolled", "scanned"])
+@pytest.fixture(
+    scope="module",
+    params=[(2, {}), (5, {}), (3, windowed(3)), (5, windowed(5, window=40))],
+    ids=["unrolled", "scanned", "windowed", "windowed-scanned"],
+)
 def policy(request):
+    layers, kinds = request.param
     config = ModelConfig(
         vocab_size=V,
         width=32,
-        layers=request.param,
+        layers=layers,
         heads=4,
         kv_heads=2,
         head_dim=8,
         mlp_width=48,
+        **kinds,
     )
     params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(0)))
     return Qwen(config), params

@@ -18,11 +18,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from layer_kinds import windowed
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.model import config_json, families, hf, qwen, weights
+from ragen_jax.model import config_json, families, hf, qwen, rotary, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.storage.checksums import CHECKSUMS
 
@@ -43,14 +44,15 @@ TINY = qwen.ModelConfig(
     max_positions=96,
 )
 UNTIED = dataclasses.replace(TINY, tied=False)
-SCALED = qwen.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
+SCALED = rotary.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
 LLAMA = dataclasses.replace(TINY, family="llama", qkv_bias=False, rope_scaling=SCALED)
-STRETCHED = dataclasses.replace(LLAMA, tied=False, rope_scaling=qwen.RopeScaling("linear", 4.0))
+STRETCHED = dataclasses.replace(LLAMA, tied=False, rope_scaling=rotary.RopeScaling("linear", 4.0))
 QWEN3 = dataclasses.replace(TINY, family="qwen3", qkv_bias=False, qk_norm=True)
 DEEP = dataclasses.replace(QWEN3, layers=qwen.UNROLLED_LAYERS + 1, tied=False)  # runs as a scan
 CONFIGS = {
     **{"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED},
     **{"qwen3": QWEN3, "qwen3-deep": DEEP},
+    "gemma3": dataclasses.replace(TINY, **windowed(2)),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
@@ -121,7 +123,11 @@ def test_round_trip(tmp_path, config):
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "name", ["qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"]
+    "name",
+    [
+        *("qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"),
+        *("gemma3_mixed", "gemma3_deep"),
+    ],
 )
 def test_a_family_is_written_as_it_was_read(tmp_path, name):
     """A model of transformers, loaded and saved again, is the same kind of model."""
@@ -430,7 +436,7 @@ def test_published_shapes_as_config_json(name):
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
     kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3": "qwen3"}
-    kinds |= {"llama": "llama", "smollm2": "llama"}
+    kinds |= {"llama": "llama", "smollm2": "llama", "gemma-3": "gemma3_text"}
     assert fields["model_type"] == next(kinds[start] for start in kinds if name.startswith(start))
 
 
@@ -544,7 +550,7 @@ def test_hub_id_downloads(monkeypatch, saved, params):
         (
             {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}
             | {"sliding_window": 8, "max_window_layers": 1},
-            "layer_types 'sliding_attention' is not supported; accepted: 'full_attention'",
+            "layer 1: layer_types 'sliding_attention' is not supported; accepted: 'full_attention'",
         ),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3Moe.*; accepted: .*Qwen3ForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*'silu'"),

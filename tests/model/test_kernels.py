@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layer_kinds import windowed
 
 from ragen_jax.config.build import build_model
 from ragen_jax.configs import base
@@ -22,10 +23,11 @@ def qkv(T, H, K, D):
 
 
 @pytest.mark.parametrize(("T", "H", "K", "D"), [(150, 4, 2, 64), (128, 2, 2, 128)])
-def test_splash(T, H, K, D):
+@pytest.mark.parametrize("window", [None, 1, 70])
+def test_splash(T, H, K, D, window):
     q, k, v = qkv(T, H, K, D)
-    got = kernels.splash(q * D**-0.5, k, v, interpret=True)
-    assert np.abs(got - attend(q, k, v, ())).max() < 1e-5
+    got = kernels.splash(q * D**-0.5, k, v, window=window, interpret=True)
+    assert np.abs(got - attend(q, k, v, (), window=window)).max() < 1e-5
 
 
 def test_splash_gradient():
@@ -58,8 +60,17 @@ def test_queries_in_bfloat16_are_rounded_once(kernel, monkeypatch):
     assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.0068
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_a_model_scales_its_queries_once(monkeypatch, qk_norm):
+@pytest.mark.parametrize(
+    ("layers", "kinds"),
+    [
+        (2, {"qkv_bias": True, "qk_norm": False}),
+        (2, {"qkv_bias": False, "qk_norm": True}),
+        (3, windowed(3)),
+        pytest.param(5, windowed(5), marks=pytest.mark.long),
+    ],
+    ids=["bias", "norm", "windowed", "windowed-scanned"],
+)
+def test_a_model_scales_its_queries_once(monkeypatch, layers, kinds):
     """Checked with the kernel that takes scaled queries and with the plain implementation."""
     monkeypatch.setitem(
         kernels.KERNELS, "splash", functools.partial(kernels.splash, interpret=True)
@@ -67,13 +78,12 @@ def test_a_model_scales_its_queries_once(monkeypatch, qk_norm):
     config = ModelConfig(
         vocab_size=30,
         width=64,
-        layers=2,
+        layers=layers,
         heads=2,
         kv_heads=1,
         head_dim=64,
         mlp_width=48,
-        qkv_bias=not qk_norm,
-        qk_norm=qk_norm,
+        **kinds,
     )
     params = jax.tree.map(lambda x: 3.0 * x, init_params(config, jax.random.key(0)))
     tokens = np.random.default_rng(0).integers(0, 30, (2, 9))

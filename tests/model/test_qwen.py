@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.model import families, hf, qwen
+from ragen_jax.model import families, hf, qwen, rotary
 from ragen_jax.model.attention import Segment, append, attend
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout import sample
@@ -25,7 +25,7 @@ from ragen_jax.rollout import sample
 REFERENCE = Path(__file__).parent / "reference"
 # Query heads over key heads: 4 over 2; 6 over 1; 3 over 1, with norms and enough layers to run as a
 # scan.
-NAMES = ("qwen2_tied", "qwen2_untied", "qwen3_deep")
+NAMES = ("qwen2_tied", "qwen2_untied", "qwen3_deep", "gemma3_mixed", "gemma3_deep")
 LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
 ALL = (*NAMES, "qwen2_full_heads", "qwen3_tied", *LLAMAS)  # full heads: 4 over 4
 CLOSE = dict(rtol=0, atol=1e-5)  # for log-probs and hidden states of order 1 to 10
@@ -192,7 +192,7 @@ def test_rotate_by_hand():
             3 * np.cos(a) + np.sin(a),
             4 * np.cos(b) + 2 * np.sin(b),
         ]
-        got = qwen.rotate(x, qwen.rotary_angles(jnp.full((1, 1), position), 4, 100.0))
+        got = rotary.rotate(x, rotary.rotary_angles(jnp.full((1, 1), position), 4, 100.0))
         np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-5, atol=1e-6)
 
 
@@ -205,11 +205,11 @@ def test_scaled_angles_by_hand():
     want = [1.0, 0.1 * mix + 0.1 / 8 * (1 - mix), 0.01 / 8]
     assert 0 < mix < 0.1 and 64 / wavelengths[0] > 4 and 64 / wavelengths[2] < 1
     for scaling, frequencies in (
-        (qwen.RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_positions=64), want),
-        (qwen.RopeScaling("linear", 4.0), [0.25, 0.025, 0.0025]),
+        (rotary.RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_positions=64), want),
+        (rotary.RopeScaling("linear", 4.0), [0.25, 0.025, 0.0025]),
         (None, [1.0, 0.1, 0.01]),
     ):
-        cos, sin = qwen.rotary_angles(jnp.full((1, 1), position), head_dim, theta, scaling)
+        cos, sin = rotary.rotary_angles(jnp.full((1, 1), position), head_dim, theta, scaling)
         angles = position * np.array(frequencies)
         np.testing.assert_allclose(cos[0, 0, 0], np.cos(angles), atol=1e-6)
         np.testing.assert_allclose(sin[0, 0, 0], np.sin(angles), atol=1e-6)
@@ -242,10 +242,10 @@ def test_rope_scaling_is_applied(name):
 
 def test_bad_rope_scaling():
     with pytest.raises(ValueError, match="'yarn'; accepted: linear, llama3"):
-        qwen.RopeScaling("yarn", 4.0)
+        rotary.RopeScaling("yarn", 4.0)
     for factors in ((0.0, 1.0, 4.0), (8.0, 4.0, 4.0)):
         with pytest.raises(ValueError, match="low_freq_factor < high_freq_factor"):
-            qwen.RopeScaling("llama3", *factors)
+            rotary.RopeScaling("llama3", *factors)
 
 
 # From the model cards and the safetensors indices of the published models.
@@ -270,6 +270,9 @@ def test_bad_rope_scaling():
         ("qwen3-4b", 4_022_468_096),
         ("qwen2.5-vl-3b", 3_085_938_688),  # the language models only, which are those of Qwen2.5
         ("qwen2.5-vl-7b", 7_615_616_512),
+        ("gemma-3-270m", 268_098_176),
+        ("gemma-3-1b", 999_885_952),
+        ("gemma-3-4b", 3_880_263_168),  # the language model only
     ],
 )
 def test_published_sizes(name, count):

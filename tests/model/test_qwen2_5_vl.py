@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from vision_model import arrange, forward, load, seen_by, shown, torch_logps
 
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.model import config_json, families, hf, qwen
+from ragen_jax.model import config_json, families, hf, qwen, rotary
 from ragen_jax.model.families import known_shape
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.model.vision import images
@@ -372,7 +372,7 @@ def test_what_is_not_supported_is_named(fields, message):
     [
         ({"vision": None, "image_tokens": None}, "has vision, image_tokens and mrope_section"),
         ({"mrope_section": ()}, "has vision, image_tokens and mrope_section"),
-        ({"rope_scaling": qwen.RopeScaling("linear", 2.0)}, "no rope_scaling"),
+        ({"rope_scaling": rotary.RopeScaling("linear", 2.0)}, "no rope_scaling"),
         ({"heads": 4}, "head_dim 8 of 4 attention heads must be .* = 6"),
     ],
     ids=lambda x: "" if isinstance(x, dict) else x,

@@ -1,12 +1,12 @@
 """Play in slots on meshes of virtual devices and turn by turn on one device, and compare.
 
 Run by tests/rollout/test_slots.py in a separate process, because the number of devices is fixed
-when JAX starts. Prints the meshes whose episodes were the same.
+when JAX starts. Prints the kinds of layers and the meshes whose episodes were the same.
 """
 
 import jax
 from episode_equality import assert_same_episode
-from test_slots import play_seeds, played_by
+from test_slots import WINDOWED, play_seeds, played_by
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
@@ -19,9 +19,14 @@ def play(model, params, task, **served):
 
 
 def main():
-    model, params, task = played_by("frozen_lake", "full")
+    compare("full", MESHES)
+    compare("windowed", MESHES[-1:], **dict(WINDOWED))
+
+
+def compare(kind, meshes, **options):
+    model, params, task = played_by("frozen_lake", "full", **options)
     theirs = play(model, params, task)
-    for data, fsdp, tensor in MESHES:
+    for data, fsdp, tensor in meshes:
         devices = jax.devices()[: data * fsdp * tensor]
         mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
         with jax.set_mesh(mesh):
@@ -29,7 +34,7 @@ def main():
             ours = play(model, placed, task, slots=20, chunk=5)
         for a, b in zip(ours, theirs, strict=True):
             assert_same_episode(model, params, task.key, a, b)
-        print(f"{data},{fsdp},{tensor}", flush=True)
+        print(f"{kind}:{data},{fsdp},{tensor}", flush=True)
 
 
 if __name__ == "__main__":

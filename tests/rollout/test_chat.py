@@ -17,8 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.template import NOTICE
+from ragen_jax.model.token_bytes import token_bytes
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, Reply, make_chat, token_bytes
+from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, Reply, make_chat
 
 pytestmark = pytest.mark.fast
 

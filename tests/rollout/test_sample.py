@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layer_kinds import windowed
 
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.rollout import sample
@@ -13,13 +14,25 @@ from ragen_jax.rollout import sample
 V, STOP = 40, 7
 
 
-@pytest.fixture(scope="module")
-def policy():
+@pytest.fixture(
+    scope="module",
+    params=[(2, {}, 0), pytest.param((5, windowed(5), 1), marks=pytest.mark.medium)],
+    ids=["full", "windowed"],
+)
+def policy(request):
+    layers, kinds, seed = request.param
     config = ModelConfig(
-        vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48
+        vocab_size=V,
+        width=32,
+        layers=layers,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        mlp_width=48,
+        **kinds,
     )
     # Larger than usual, so that tokens differ in probability.
-    params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(seed)))
     return Qwen(config), params
 
 

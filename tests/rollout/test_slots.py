@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from device_processes import on_devices
 from episode_equality import assert_same_episode
+from layer_kinds import windowed
 
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.envs import ENVS
@@ -31,21 +32,28 @@ from ragen_jax.run.stages import episodes_of
 
 SEED = 2**31 - 2  # run seed; its problems' seeds have 63 bits
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=12)
+# A window shorter than a reply, in a model that runs as a scan.
+WINDOWED = (("layers", 5), ("kinds", tuple(windowed(5).items())))
 
 
 @functools.cache
-def played_by(name, context, **limits):
-    """(model, params, task) of an environment; replies end after any number of tokens from 1 on."""
+def played_by(name, context, layers=2, kinds=(), **limits):
+    """(model, params, task) of an environment; replies end after any number of tokens from 1 on.
+
+    Args:
+      kinds: items of further fields of the model's config.
+    """
     environment = ENVS[name]()
     tokenizer = build_tokenizer(environment.words)
     config = ModelConfig(
         vocab_size=len(tokenizer),
         width=16,
-        layers=2,
+        layers=layers,
         heads=2,
         kv_heads=1,
         head_dim=8,
         mlp_width=24,
+        **dict(kinds),
     )
     params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(0)))
     chat = make_chat(
@@ -103,6 +111,7 @@ def assert_same(model, params, task, ours, theirs):
         pytest.param("countdown", "full", (), marks=pytest.mark.slow),
         pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
+        pytest.param("frozen_lake", "full", WINDOWED, marks=pytest.mark.long),
     ],
 )
 def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
@@ -353,9 +362,10 @@ def test_sizes():
     assert [sizes(count).at_a_time for count in (128, 40, 5)] == [16, 8, 5]
 
 
+@pytest.mark.parametrize("window", [None, 4, 300])
 @pytest.mark.parametrize("rows", [False, True])
-def test_attention_in_blocks_is_attention(monkeypatch, rows):
-    rng = np.random.default_rng(0)
+def test_attention_in_blocks_is_attention(monkeypatch, rows, window):
+    rng, attend = np.random.default_rng(0), functools.partial(attention.attend, window=window)
     B, T, H, K, D = 4, 5, 4, 2, 8
 
     def draw(*shape):
@@ -369,17 +379,17 @@ def test_attention_in_blocks_is_attention(monkeypatch, rows):
     order = np.array([2, 0, 3, 1]) if rows else np.arange(B)
     plain = [(sk[order], sv[order], n) for sk, sv, n in memory]
     monkeypatch.setattr(attention, "WHOLE", 10**6)
-    whole = attention.attend(q, k, v, plain)
+    whole = attend(q, k, v, plain)
     monkeypatch.undo()
     looked_up = [(sk, sv, n, order) for sk, sv, n in memory] if rows else memory
-    found = attention.attend(q, k, v, looked_up)
+    found = attend(q, k, v, looked_up)
     np.testing.assert_allclose(found, whole, atol=2e-6)
     # each cached row is read by two rows
     shared = [(sk[:2], sv[:2], n[:2]) for sk, sv, n in memory]
     monkeypatch.setattr(attention, "WHOLE", 10**6)
-    whole = attention.attend(q, k, v, shared)
+    whole = attend(q, k, v, shared)
     monkeypatch.undo()
-    np.testing.assert_allclose(attention.attend(q, k, v, shared), whole, atol=2e-6)
+    np.testing.assert_allclose(attend(q, k, v, shared), whole, atol=2e-6)
 
 
 @pytest.mark.long
@@ -431,4 +441,5 @@ def test_on_1_2_4_and_8_devices():
     process = on_devices(8, ["tests/rollout/slots_on_mesh_script.py"])
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
-    assert out.split() == ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
+    meshes = ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
+    assert out.split() == [*(f"full:{mesh}" for mesh in meshes), "windowed:2,1,2"]

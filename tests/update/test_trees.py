@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device_processes import ROOT, on_devices
+from layer_kinds import windowed
 from random_rows import LOSS
 from shared_rows import ALWAYS, NEVER, batch_of, one_micro_batch, random_tree, trees
 from test_buckets import relative
@@ -145,11 +146,21 @@ def test_blocks_of_queries_are_read_at_once_or_some_at_a_time(model, params, mon
 
 
 @pytest.mark.medium
-def test_kernels_read_whole_rows(monkeypatch):
+@pytest.mark.parametrize("layers", [3, 5])  # unrolled, and as a scan
+def test_windows_count_positions_along_a_path(layers):
+    model = Qwen(ModelConfig(V, 32, layers, 4, 2, 8, 48, **windowed(layers)))
+    params = init_params(model.config, jax.random.key(0))
+    (statistics, gradient), _ = compare(gradients_of(model), params, 2, 5)
+    assert statistics < 2e-5 and gradient < 1e-5, (statistics, gradient)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kinds", [{}, windowed(2)], ids=["full", "windowed"])
+def test_kernels_read_whole_rows(monkeypatch, kinds):
     """Attention by a kernel unpacks the rows; here splash attention runs without a TPU."""
     splash = functools.partial(kernels.splash, interpret=True)
     monkeypatch.setitem(kernels.KERNELS, "splash", splash)
-    config = ModelConfig(V, 64, 2, 2, 1, 64, 48)
+    config = ModelConfig(V, 64, 2, 2, 1, 64, 48, **kinds)
     params, rng = init_params(config, jax.random.key(0)), np.random.default_rng(0)
     batch = batch_of(random_tree(rng, ROWS, T, V), rng, T, V)
     found = {}
@@ -401,7 +412,7 @@ def test_on_eight_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err
     found = json.loads(out)
-    assert len(found) == 9 and max(found.values()) < 1e-5, found
+    assert len(found) == 12 and max(found.values()) < 1e-5, found
 
 
 def test_groups_of_a_prompt_are_trees_and_other_rows_are_not():

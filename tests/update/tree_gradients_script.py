@@ -7,22 +7,32 @@ when JAX starts. Prints one JSON object.
 import json
 
 import jax
+from layer_kinds import windowed
 from test_trees import V, largest_difference
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
+MESHES = ((8, 1, 1), (2, 4, 1), (2, 2, 2))
+MODELS = {  # kind of layers -> (number of layers, fields of the model's config, meshes)
+    "full": (2, {"tied": False}, MESHES),
+    "windowed": (5, windowed(5), MESHES[-1:]),
+}
+
 
 def main():
-    model = Qwen(ModelConfig(V, 32, 2, 4, 2, 8, 48, tied=False))
-    params, found = init_params(model.config, jax.random.key(0)), {}
-    for sizes in ((8, 1, 1), (2, 4, 1), (2, 2, 2)):
-        mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
-        with jax.set_mesh(mesh):
-            placed = shard_params(params, model, mesh)
-        for who in ("policy", "critic", "adapter"):
-            found[f"{who} {sizes}"] = largest_difference(model, placed, mesh, who, micro_batch=8)
+    found = {}
+    for kind, (layers, fields, meshes) in MODELS.items():
+        model = Qwen(ModelConfig(V, 32, layers, 4, 2, 8, 48, **fields))
+        params = init_params(model.config, jax.random.key(0))
+        for sizes in meshes:
+            mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+            with jax.set_mesh(mesh):
+                placed = shard_params(params, model, mesh)
+            for who in ("policy", "critic", "adapter"):
+                apart = largest_difference(model, placed, mesh, who, micro_batch=8)
+                found[f"{kind} {who} {sizes}"] = apart
     print(json.dumps(found))
 
 

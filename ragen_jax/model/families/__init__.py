@@ -6,7 +6,7 @@ config_json.py and weights.py use these rows to read and write files; preflight 
 The network (qwen.py) does not depend on families, only on the features that a shape lists.
 """
 
-from ragen_jax.model.families import llama, qwen2, qwen2_5_vl, qwen3
+from ragen_jax.model.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
 
@@ -15,6 +15,7 @@ MODELS: dict[str, Family] = {  # keys: config.json's model_type, which is the fa
     "llama": llama.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen2_5_vl": qwen2_5_vl.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
 }
 
 # Published models, for programs that need no weights.
@@ -45,5 +46,6 @@ def name_in_memory(name: str, config: ModelConfig) -> str:
 
 
 def known_shape(path: str) -> ModelConfig | None:
-    """Return the entry of SHAPES for a hub id, with or without "-Instruct"; None if unknown."""
-    return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))
+    """Return the entry of SHAPES for a hub id, with or without "-Instruct" or "-it", or None."""
+    name = path.rsplit("/", 1)[-1].lower().removesuffix("-instruct").removesuffix("-it")
+    return SHAPES.get(name)

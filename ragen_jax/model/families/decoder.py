@@ -1,12 +1,13 @@
 """Code shared by all families: a decoder's config.json and the names of its tensors."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.model import qwen
+from ragen_jax.model import qwen, rotary
 from ragen_jax.model.families.types import JOIN, SAME, SPLIT, TensorNames
 
-# Field of `qwen.RopeScaling` -> its name in config.json, for each rope_type.
+# Field of `rotary.RopeScaling` -> its name in config.json, for each rope_type.
 ROPE = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -58,19 +59,21 @@ def read(
     layer_types = c.get("layer_types") or ()
     windowed = c.get("use_sliding_window") and c.get("sliding_window") is not None
     rope = c.get("rope_scaling") or c.get("rope_parameters") or {}  # transformers 4, 5
-    if not layer_types and windowed and c.get("max_window_layers", 28) < c["num_hidden_layers"]:
-        layer_types = ("sliding_attention",)
+    first_windowed = c.get("max_window_layers", 28)
+    if not layer_types and windowed and first_windowed < c["num_hidden_layers"]:
+        layer_types = ["full_attention"] * first_windowed + ["sliding_attention"]
     for name, value, known in (
         ("hidden_act", c.get("hidden_act", "silu"), ("silu",)),
-        *(("layer_types", kind, ("full_attention",)) for kind in layer_types),
+        *(
+            (f"layer {i}: layer_types", kind, ("full_attention",))
+            for i, kind in enumerate(layer_types)
+        ),
         ("mlp_bias", c.get("mlp_bias") or False, (False,)),
         ("quantization_config", c.get("quantization_config"), (None,)),
         ("rope_type", rope.get("rope_type") or rope.get("type") or "default", tuple(ROPE)),
         ("partial_rotary_factor", _partial(c, rope), (1.0,)),
     ):
-        if value not in known:
-            accepted = ", ".join(map(repr, known))
-            raise ValueError(f"{file}: {name} {value!r} is not supported; accepted: {accepted}")
+        refuse_unless(file, name, value, known)
 
     # Fields that older files leave out get the defaults of transformers.
     heads = c["num_attention_heads"]
@@ -94,6 +97,13 @@ def read(
         qk_norm=qk_norm,
         max_positions=c.get("max_position_embeddings", 32768),
     )
+
+
+def refuse_unless(file: Path, name: str, value: Any, known: Sequence[Any]) -> None:
+    """Raise ValueError if a field of config.json has a value other than the known ones."""
+    if value not in known:
+        accepted = ", ".join(map(repr, known))
+        raise ValueError(f"{file}: {name} {value!r} is not supported; accepted: {accepted}")
 
 
 def refuse_attention_bias(c: dict[str, Any], file: Path) -> None:
@@ -136,7 +146,7 @@ def _partial(c: dict[str, Any], rope: dict[str, Any]) -> float:
     return float(rope.get("partial_rotary_factor") or c.get("partial_rotary_factor") or 1)
 
 
-def _rope_scaling(rope: dict[str, Any], file: Path) -> qwen.RopeScaling | None:
+def _rope_scaling(rope: dict[str, Any], file: Path) -> rotary.RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
@@ -144,6 +154,6 @@ def _rope_scaling(rope: dict[str, Any], file: Path) -> qwen.RopeScaling | None:
     if missing:
         raise ValueError(f"{file}: rope_type {kind!r} needs {', '.join(missing)}")
     try:
-        return qwen.RopeScaling(kind, **{field: rope[name] for field, name in ROPE[kind].items()})
+        return rotary.RopeScaling(kind, **{field: rope[name] for field, name in ROPE[kind].items()})
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error

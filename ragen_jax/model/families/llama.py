@@ -5,7 +5,8 @@ from typing import Any
 
 from ragen_jax.model.families import decoder
 from ragen_jax.model.families.types import Family
-from ragen_jax.model.qwen import ModelConfig, RopeScaling
+from ragen_jax.model.rotary import RopeScaling
+from ragen_jax.model.shape import ModelConfig
 
 
 def read(c: dict[str, Any], file: Path) -> ModelConfig:

@@ -35,4 +35,8 @@ class Family:
     shapes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
     # Prefixes of tensor names that some programs write -> prefixes in published files.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Architectures of larger models whose language model is of this family, and the prefixes of its
+    # tensors in their files -> prefixes in published files.
+    part_of: tuple[str, ...] = ()
+    part_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     other_prefixes: tuple[str, ...] = ()  # name prefixes of tensors that are not parameters

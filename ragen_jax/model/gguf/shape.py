@@ -8,7 +8,8 @@ import numpy as np
 from ragen_jax.model import config_json
 from ragen_jax.model.gguf.reader import GGUF
 from ragen_jax.model.gguf.tensors import EMBEDDING, HEAD, ROPE_DIVISORS, dequantize
-from ragen_jax.model.qwen import ModelConfig, RopeScaling, rotary_frequencies
+from ragen_jax.model.rotary import RopeScaling, rotary_frequencies
+from ragen_jax.model.shape import ModelConfig
 
 # general.architecture -> architecture in a config.json
 ARCHITECTURES = {

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ragen_jax.model import qwen, weights
+from ragen_jax.model import qwen, rotary, weights
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -57,8 +57,8 @@ def make_config(family, *, wide=False, **changes):
     return dataclasses.replace(config, **changes)
 
 
-LLAMA3 = {"rope_scaling": qwen.RopeScaling("llama3", 8.0)}
-LINEAR = {"rope_scaling": qwen.RopeScaling("linear", 4.0)}
+LLAMA3 = {"rope_scaling": rotary.RopeScaling("llama3", 8.0)}
+LINEAR = {"rope_scaling": rotary.RopeScaling("linear", 4.0)}
 MODELS = {  # name -> family, changes
     "llama": ("llama", {}),
     "llama-untied": ("llama", {"tied": False}),

@@ -8,7 +8,7 @@ import pytest
 from gguf_files import MODELS, TYPES, WIDE, make_config, permute, write_gguf
 from safetensors.numpy import load_file, save_file
 
-from ragen_jax.model import config_json, hf, qwen
+from ragen_jax.model import config_json, hf, rotary
 from ragen_jax.model.gguf import tensors
 from ragen_jax.model.gguf.reader import open_gguf
 from ragen_jax.model.gguf.shape import read_shape
@@ -116,7 +116,7 @@ def test_the_order_of_rows_gives_the_attention_of_llama_cpp():
     """llama.cpp turns neighbouring values of a query and key, qwen.py values half a head apart."""
     rng, (heads, head_dim) = np.random.default_rng(0), (2, 8)
     q, k = rng.normal(size=(2, heads * head_dim, 1))
-    frequency = np.asarray(qwen.rotary_frequencies(head_dim, 1e4, None))
+    frequency = np.asarray(rotary.rotary_frequencies(head_dim, 1e4, None))
 
     def turned(values, position, pairs):
         """Return the rows after the rotation; `pairs` gives the two rows of each frequency."""
@@ -143,7 +143,7 @@ def test_the_order_of_rows_gives_the_attention_of_llama_cpp():
 
 def test_llama_3_1_is_recognised_by_its_divisors(tmp_path):
     file = open_gguf(write(tmp_path, "llama-3.1").path)
-    assert read_shape(file).rope_scaling == qwen.RopeScaling("llama3", 8.0)
+    assert read_shape(file).rope_scaling == rotary.RopeScaling("llama3", 8.0)
     divisors = np.asarray(file.tensors["rope_freqs.weight"].data)
     assert divisors.min() == 1 and divisors.max() == 8 and len(set(divisors)) > 2
 
@@ -166,7 +166,7 @@ def test_divisors_of_one_are_no_scaling(tmp_path):
 )
 def test_linear_scaling(tmp_path, fields, scaling):
     found = read_shape(open_gguf(write(tmp_path, fields=fields).path)).rope_scaling
-    assert found == (scaling and qwen.RopeScaling("linear", scaling))
+    assert found == (scaling and rotary.RopeScaling("linear", scaling))
 
 
 def test_keys_that_files_leave_out(tmp_path):

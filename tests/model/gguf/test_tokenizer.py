@@ -15,7 +15,8 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_t
 from ragen_jax.model import hf, tokenizer_config
 from ragen_jax.model.gguf.reader import GGUF
 from ragen_jax.model.gguf.tokenizer import build_tokenizer, stop_ids
-from ragen_jax.rollout.chat import ChatFormat, make_chat, token_bytes
+from ragen_jax.model.token_bytes import token_bytes
+from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.storage import confined
 
 pytestmark = pytest.mark.fast

@@ -51,7 +51,7 @@ MODELS = {
 VOCAB, LAYERS, LENGTHS = 64, 2, (16, 1, 9, 13)
 
 
-def make(name, model_class, config_class, fields, seed):
+def make(name, model_class, config_class, fields, seed, norm=1.0):
     torch.manual_seed(seed)
     common = dict(vocab_size=VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128)
     config = config_class(**common | fields)
@@ -60,7 +60,7 @@ def make(name, model_class, config_class, fields, seed):
         # transformers initializes biases with 0 and norms with 1, so a test would not notice if
         # they were dropped. Larger matrices make attention and log-probs non-uniform.
         for key, p in model.named_parameters():
-            p.normal_(1.0 if "norm" in key else 0.0, 0.3 if p.ndim == 1 else 0.15)
+            p.normal_(norm if "norm" in key else 0.0, 0.3 if p.ndim == 1 else 0.15)
     model.save_pretrained(HERE / name)
 
     length_B = np.array(LENGTHS, np.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.model import qwen
+from ragen_jax.model import rotary
 from ragen_jax.model.vision.positions import (
     NO_TOKEN,
     next_positions,
@@ -202,7 +202,7 @@ def test_each_section_turns_with_its_own_position():
     """Frequencies 100^(-i/4): the first uses time, the next two use the row, the last uses the
     column."""
     positions = jnp.array([2, 3, 5])[:, None, None]
-    cos, sin = qwen.rotary_angles(positions, 8, 100.0, section=(1, 2, 1))
+    cos, sin = rotary.rotary_angles(positions, 8, 100.0, section=(1, 2, 1))
     want = np.array([2, 3, 3, 5]) * np.array([1, 100**-0.25, 100**-0.5, 100**-0.75])
     assert cos.shape == (1, 1, 1, 4)
     np.testing.assert_allclose(cos[0, 0, 0], np.cos(want), rtol=1e-5)
@@ -211,13 +211,15 @@ def test_each_section_turns_with_its_own_position():
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "scaling", [None, qwen.RopeScaling("llama3", 8.0, original_max_positions=64)]
+    "scaling", [None, rotary.RopeScaling("llama3", 8.0, original_max_positions=64)]
 )
 def test_three_equal_positions_are_one(scaling):
     positions_BT = np.random.default_rng(0).integers(0, 30_000, (3, 50))
-    plain = qwen.rotary_angles(jnp.asarray(positions_BT), 128, 1e6, scaling)
+    plain = rotary.rotary_angles(jnp.asarray(positions_BT), 128, 1e6, scaling)
     same = jnp.broadcast_to(jnp.asarray(positions_BT), (3, 3, 50))
-    np.testing.assert_array_equal(qwen.rotary_angles(same, 128, 1e6, scaling, (16, 24, 24)), plain)
+    np.testing.assert_array_equal(
+        rotary.rotary_angles(same, 128, 1e6, scaling, (16, 24, 24)), plain
+    )
 
 
 # ---------------------------------------------------------------- embeddings

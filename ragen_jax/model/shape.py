@@ -1,0 +1,94 @@
+"""The shape of a model: its sizes, features and kinds of layers.
+
+A layer is described by its kind, not by the model's family: caches, packed rows and every pass over
+the layers ask for the kind alone.
+"""
+
+import dataclasses
+
+from ragen_jax.model.rotary import RopeScaling
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+
+# full: a token reads all tokens before it. windowed: the last `ModelConfig.window` of them.
+ATTENTION_KINDS = ("full", "windowed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The kind of a layer."""
+
+    attention: str = "full"  # one of ATTENTION_KINDS
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTION_KINDS:
+            raise ValueError(
+                f"attention {self.attention!r} of a layer; accepted: {', '.join(ATTENTION_KINDS)}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a model, in the terms of a Hugging Face config.json (see model/hf.py)."""
+
+    vocab_size: int
+    width: int  # hidden_size
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int  # intermediate_size
+    rope_theta: float = 1e6
+    rope_scaling: RopeScaling | None = None
+    # Numbers of frequencies that turn with time, row and column (vision/positions.py); (): each
+    # token has one position.
+    mrope_section: tuple[int, ...] = ()
+    vision: VisionConfig | None = None  # the vision tower; None: a text-only model
+    image_tokens: ImageTokens | None = None  # set if the model has a tower
+    norm_eps: float = 1e-6
+    tied: bool = True  # the output head is the embedding
+    family: str = "qwen2"  # a key of families.MODELS: the format of its config.json
+    qkv_bias: bool = True  # whether queries, keys and values have a bias
+    qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
+    kinds: tuple[Layer, ...] = ()  # the kind of each layer; (): all layers are Layer()
+    window: int = 0  # positions that a token of a windowed layer reads, itself included
+    window_rope_theta: float = 1e4  # rope_theta of windowed layers, whose rotary is not scaled
+    # The next five are features of Gemma 3.
+    score_dim: int = 0  # scores are divided by the root of this; 0: head_dim
+    activation: str = "silu"  # of the MLP's gate; a key of qwen.ACTIVATIONS
+    post_norms: bool = False  # whether attention's and the MLP's results have an RMSNorm
+    norm_plus_one: bool = False  # whether norms multiply by 1 + scale
+    scaled_embed: bool = False  # whether embeddings of tokens are multiplied by sqrt(width)
+    max_positions: int = 32768
+    dtype: str = "float32"  # dtype of activations and matrix products; not of the parameters
+    attention: str = "xla"  # "xla", or a key of kernels.KERNELS, used if no cache is read
+    remat: bool = False  # recompute each layer's activations in the backward pass
+
+    def __post_init__(self) -> None:
+        section = self.mrope_section
+        if section and (len(section) != 3 or sum(section) * 2 != self.head_dim):
+            raise ValueError(
+                f"mrope_section {section}: expected 3 numbers of frequencies that sum to "
+                f"head_dim / 2 = {self.head_dim // 2}; see rope_scaling in config.json"
+            )
+        if self.kinds and len(self.kinds) != self.layers:
+            raise ValueError(f"{len(self.kinds)} kinds of layers for {self.layers} layers")
+        if self.window < 1 and "windowed" in self.attention_kinds:
+            raise ValueError(f"window {self.window}: windowed layers need at least 1")
+        if (self.vision is None) != (self.image_tokens is None):
+            raise ValueError("a model must have both vision and image_tokens, or neither")
+        if self.vision is not None and self.vision.out_hidden_size != self.width:
+            raise ValueError(
+                f"vision_config: out_hidden_size {self.vision.out_hidden_size} must equal the "
+                f"language model's hidden_size, {self.width}"
+            )
+        ids = self.image_tokens
+        if ids is not None and max(ids.start, ids.pad, ids.end) >= self.vocab_size:
+            raise ValueError(
+                f"vision_start_token_id {ids.start}, image_token_id {ids.pad} and "
+                f"vision_end_token_id {ids.end} must be below vocab_size {self.vocab_size}"
+            )
+
+    @property
+    def attention_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention that layers of the model have, without repetition."""
+        return tuple(dict.fromkeys(layer.attention for layer in self.kinds or (Layer(),)))
