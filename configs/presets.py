@@ -21,6 +21,7 @@ LLMS = {
     "gemma3-270m": "google/gemma-3-270m-it",
     "gemma3-1b": "google/gemma-3-1b-it",
     "gemma3-4b": "google/gemma-3-4b-it",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
 }
 
 # Small language models, with settings for two CPU cores: brief prompts, and a start that imitates

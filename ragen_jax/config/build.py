@@ -62,6 +62,7 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.model import lora
 from ragen_jax.model.dates import AUTO
+from ragen_jax.model.experts import best_form
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import ModelConfig, Qwen
@@ -397,7 +398,8 @@ def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
             + (f", {kernel}" if kernel != "xla" else "")
         )
     kernel = kernel if m.attention == "auto" else m.attention
-    return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
+    changed = dict(dtype=m.dtype, attention=kernel, remat=m.remat, expert_form=best_form(platform))
+    return Qwen(dataclasses.replace(shape, **changed))
 
 
 def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArgs:

@@ -33,6 +33,8 @@ RULES = (
     ("kv_heads", "tensor"),
     ("head", None),
     ("mlp", "tensor"),
+    ("experts", None),
+    ("router", None),
     ("norm", None),
     ("patch", None),
 )

@@ -7,10 +7,13 @@ from ragen_jax.model import qwen
 from ragen_jax.model.families import MODELS, family_of
 
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
-SIZES = dict.fromkeys(("num_hidden_layers", "depth"), MAX_LAYERS) | dict.fromkeys(
+SIZES = dict.fromkeys(
+    ("num_hidden_layers", "depth", "num_experts", "num_local_experts"), MAX_LAYERS
+) | dict.fromkeys(
     (
         *("vocab_size", "hidden_size", "intermediate_size", "out_hidden_size", "head_dim"),
         *("num_attention_heads", "num_key_value_heads", "num_heads", "max_position_embeddings"),
+        *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
     ),
     MAX_SIZE,
 )  # largest accepted values of config.json's fields

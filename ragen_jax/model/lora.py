@@ -82,10 +82,12 @@ def init_adapters(
       Adapters (see the module), float32.
 
     Raises:
-      ValueError: an unknown target, no target, a rank below 1, or a model without a tower.
+      ValueError: an unknown target, no target, a target that the layers do not have, a rank below
+        1, or a model without a tower.
     """
     _check_rank(rank)
     targets = check_targets(targets)
+    check_layers(config, targets)
 
     def draw(kernels, first):
         layers = {}
@@ -324,6 +326,7 @@ def load_adapter(
         if not (directory / name).exists():
             raise ValueError(f"{path} has no {name}; an adapter needs {CONFIG} and {WEIGHTS}")
     rank, alpha, targets = _read_config(directory / CONFIG)
+    check_layers(config, targets)
     leaves = {
         (target, leaf): (_names(config, target, leaf), shape)
         for target in targets
@@ -353,7 +356,7 @@ def load_adapter(
         tensors |= {name: opened for name in names if not name.startswith(PREFIX)}
         _check_tensors(file, tensors, want, rank)
         for (target, leaf), (names, shape) in leaves.items():
-            x = weights.read_part(tensors, names, SPLIT, shape, stacked=True)
+            x = weights.read_part(tensors, names, SPLIT, shape, stacked=1)
             layers[target][leaf] = jnp.array(x, copy=True)  # an update may donate its state
     return {"layers": layers}, rank, alpha, targets
 
@@ -415,7 +418,8 @@ def _check_tensors(
 def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return {target: shape of its kernel [L, *inputs, *outputs]} of a model."""
     shapes = {leaf.path: leaf.shape for leaf in weights.plan(config)}
-    return {target: shapes["layers", target, "kernel"] for target in TARGETS}
+    paths = {target: ("layers", target, "kernel") for target in TARGETS}
+    return {target: shapes[path] for target, path in paths.items() if path in shapes}
 
 
 @functools.cache
@@ -482,6 +486,21 @@ def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
         what = f"unknown targets {', '.join(map(str, unknown))}" if unknown else "no targets"
         raise ValueError(f"{what}; accepted: {', '.join(TARGETS)}")
     return tuple(name for name in TARGETS if name in targets)
+
+
+def check_layers(config: qwen.ModelConfig, targets: Iterable[str]) -> None:
+    """Refuse targets that the model's layers do not have: experts cannot be adapted.
+
+    Raises:
+      ValueError: such a target.
+    """
+    kernels = _kernels(config)
+    missing = [name for name in targets if name not in kernels]
+    if missing:
+        raise ValueError(
+            f"layer 0: mlp {config.kinds[0].mlp!r} has no adapters for the targets "
+            f"{', '.join(missing)}; accepted: {', '.join(kernels)} (model.lora.targets)"
+        )
 
 
 def _check_rank(rank: object) -> None:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, Tree, attend
+from ragen_jax.model.experts import ExpertMLP
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
@@ -151,9 +152,14 @@ class Block(nn.Module):
         x = constrain(x, "rows", None, None)
 
         h = norm(name="mlp_norm")(x)
-        gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
-        up = Linear((D, F), ("embed", "mlp"), name="up")(h)
-        down = Linear((F, D), ("mlp", "embed"), name="down")(ACTIVATIONS[c.activation](gate) * up)
+        act = ACTIVATIONS[c.activation]
+        if c.experts is not None:
+            router = Linear((D, c.experts.count), ("embed", "router"), name="router")(h)
+            down = ExpertMLP(c.experts, c.expert_form, act, name="experts")(h, router)
+        else:
+            gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
+            up = Linear((D, F), ("embed", "mlp"), name="up")(h)
+            down = Linear((F, D), ("mlp", "embed"), name="down")(act(gate) * up)
         x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]

@@ -11,6 +11,8 @@ from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 
 # full: a token reads all tokens before it. windowed: the last `ModelConfig.window` of them.
 ATTENTION_KINDS = ("full", "windowed")
+# dense: one MLP. experts: `ModelConfig.experts`.
+MLP_KINDS = ("dense", "experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +20,27 @@ class Layer:
     """The kind of a layer."""
 
     attention: str = "full"  # one of ATTENTION_KINDS
+    mlp: str = "dense"  # one of MLP_KINDS
 
     def __post_init__(self) -> None:
-        if self.attention not in ATTENTION_KINDS:
-            raise ValueError(
-                f"attention {self.attention!r} of a layer; accepted: {', '.join(ATTENTION_KINDS)}"
-            )
+        for field, known in (("attention", ATTENTION_KINDS), ("mlp", MLP_KINDS)):
+            value = getattr(self, field)
+            if value not in known:
+                raise ValueError(f"{field} {value!r} of a layer; accepted: {', '.join(known)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The experts of a layer; see model/experts.py."""
+
+    count: int
+    chosen: int  # experts of a token
+    width: int  # hidden units of an expert
+    normalized: bool = True  # whether the weights of a token's experts sum to 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise ValueError(f"{self.chosen} experts of a token, of {self.count} experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +68,8 @@ class ModelConfig:
     qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
     kinds: tuple[Layer, ...] = ()  # the kind of each layer; (): all layers are Layer()
     window: int = 0  # positions that a token of a windowed layer reads, itself included
+    experts: Experts | None = None  # of layers whose mlp is "experts"
+    expert_form: str = "wide"  # a key of experts.FORMS
     window_rope_theta: float = 1e4  # rope_theta of windowed layers, whose rotary is not scaled
     # The next five are features of Gemma 3.
     score_dim: int = 0  # scores are divided by the root of this; 0: head_dim
@@ -72,6 +91,15 @@ class ModelConfig:
             )
         if self.kinds and len(self.kinds) != self.layers:
             raise ValueError(f"{len(self.kinds)} kinds of layers for {self.layers} layers")
+        mlps = [layer.mlp for layer in self.kinds or (Layer(),)]
+        for i, mlp in enumerate(mlps):
+            if mlp != mlps[0]:
+                raise ValueError(
+                    f"layer {i}: mlp {mlp!r}, but layer 0 has {mlps[0]!r}; layers of a model must "
+                    "have the same kind of MLP"
+                )
+        if (self.experts is None) == (mlps[0] == "experts"):
+            raise ValueError(f"experts {self.experts} of a model whose layers have mlp {mlps[0]!r}")
         if self.window < 1 and "windowed" in self.attention_kinds:
             raise ValueError(f"window {self.window}: windowed layers need at least 1")
         if (self.vision is None) != (self.image_tokens is None):

@@ -65,7 +65,7 @@ class Part(NamedTuple):
     """The source of a tensor, or of some of its rows."""
 
     x: Array
-    layer: int | None  # layer of `x` to write; None: all of it
+    index: tuple[int, ...]  # layer (and expert) of `x` to write; (): all of it
     layout: str
 
 
@@ -81,14 +81,14 @@ class Leaf(NamedTuple):
     """One parameter and where it is in the files."""
 
     path: tuple[str, ...]
-    names: tuple[str, ...]  # names of its tensors, one per layer for a stacked leaf
+    names: tuple[str, ...]  # names of its tensors, one per layer, or layer and expert, if stacked
     layout: str
     shape: Shape  # shape of the whole leaf
-    stacked: bool  # whether its first axis runs over the names
+    stacked: int  # number of leading axes that run over the names
 
     @property
     def tensor_shape(self) -> Shape:
-        return tensor_shape(self.layout, self.shape[1:] if self.stacked else self.shape)
+        return tensor_shape(self.layout, self.shape[self.stacked :])
 
 
 @functools.cache
@@ -111,8 +111,8 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
     leaves = []
     for path, leaf in abstract.items():
         name, layout = tensors[path]
-        stacked = "{}" in name
-        names = tuple(name.format(i) for i in range(leaf.shape[0])) if stacked else (name,)
+        stacked = name.count("{}")
+        names = tuple(name.format(*index) for index in np.ndindex(leaf.shape[:stacked]))
         leaves.append(Leaf(path, names, layout, leaf.shape, stacked))
     return tuple(leaves)
 
@@ -323,7 +323,7 @@ def read_part(
     names: Sequence[str],
     layout: str,
     shape: Shape,
-    stacked: bool,
+    stacked: int,
     bounds: Bounds | None = None,
 ) -> np.ndarray:
     """Read a parameter, or its part `bounds`, as a new float32 array.
@@ -337,10 +337,10 @@ def read_part(
     """
     bounds = bounds or tuple((0, n) for n in shape)
     part = _empty([stop - start for start, stop in bounds])
-    layers = part[None]
-    if stacked:
-        (first, last), *bounds = bounds
-        layers, names, shape = part, names[first:last], shape[1:]
+    layers = part.reshape(-1, *part.shape[stacked:])
+    parts = tuple(slice(*ends) for ends in bounds[:stacked])
+    names = np.array(names).reshape(shape[:stacked])[parts].reshape(-1).tolist()
+    shape, bounds = shape[stacked:], bounds[stacked:]
     for into, name in zip(layers, names, strict=True):
         _read_tensor(tensors[name].get_slice(name), name, layout, shape, bounds, into)
     return part
@@ -409,9 +409,10 @@ def to_tensors(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
     check_shapes({leaf.path: leaf.shape for leaf in leaves}, params, "the model's")
     params, order = flatten_dict(params), []
     for leaf in leaves:
-        for i, name in enumerate(leaf.names):
-            part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
-            at = i if leaf.stacked else -1 if leaf.path == ("embed",) else config.layers
+        indices = np.ndindex(leaf.shape[: leaf.stacked])
+        for index, name in zip(indices, leaf.names, strict=True):
+            part = Part(params[leaf.path], index, leaf.layout)
+            at = index[0] if index else -1 if leaf.path == ("embed",) else config.layers
             order.append((at, StoredTensor(name, leaf.tensor_shape, (part,))))
     return [tensor for _, tensor in sorted(order, key=lambda entry: entry[0])]
 
@@ -441,7 +442,7 @@ def write(
     for file, entries in shards.items():
         made = {}
         for tensor in entries:
-            parts = [on_host(x if i is None else x[i]) for x, i, _ in tensor.parts]
+            parts = [on_host(x[i] if i else x) for x, i, _ in tensor.parts]
             if writer:
                 made[tensor.name] = _joined(tensor, parts, dtype)
             count(1)

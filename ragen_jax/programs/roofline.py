@@ -70,10 +70,26 @@ class Work:
 
     @property
     def layer_weights(self) -> int:
-        """Number of matrix entries of a layer."""
+        """Number of matrix entries of a layer, including all experts."""
+        c = self.config
+        if c.experts is None:
+            return self._attention_weights + 3 * c.width * c.mlp_width
+        return self._attention_weights + c.width * c.experts.count * (1 + 3 * c.experts.width)
+
+    @property
+    def _attention_weights(self) -> int:
         c = self.config
         attention = c.width * (c.heads + 2 * c.kv_heads) * c.head_dim
-        return attention + c.heads * c.head_dim * c.width + 3 * c.width * c.mlp_width
+        return attention + c.heads * c.head_dim * c.width
+
+    @property
+    def token_weights(self) -> int:
+        """Number of matrix entries of a layer that a token is multiplied by."""
+        c = self.config
+        if c.experts is None or c.expert_form == "wide":
+            return self.layer_weights
+        per_token = c.experts.count + 3 * c.experts.chosen * c.experts.width
+        return self._attention_weights + c.width * per_token
 
     @property
     def head_weights(self) -> int:
@@ -86,7 +102,7 @@ class Work:
         Args:
           keys: positions attended to, summed over the tokens.
         """
-        products = self.config.layers * 2 * self.layer_weights * tokens / self.tensor
+        products = self.config.layers * 2 * self.token_weights * tokens / self.tensor
         return products + self.attention(tokens, keys)
 
     def attention(self, tokens: int, keys: float) -> float:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from layer_kinds import windowed
+from layer_kinds import mixture, windowed
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax.core.sharding import make_mesh
@@ -53,6 +53,7 @@ CONFIGS = {
     **{"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED},
     **{"qwen3": QWEN3, "qwen3-deep": DEEP},
     "gemma3": dataclasses.replace(TINY, **windowed(2)),
+    "qwen3-moe": dataclasses.replace(TINY, **mixture(2)),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
@@ -126,7 +127,7 @@ def test_round_trip(tmp_path, config):
     "name",
     [
         *("qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"),
-        *("gemma3_mixed", "gemma3_deep"),
+        *("gemma3_mixed", "gemma3_deep", "qwen3moe_eight"),
     ],
 )
 def test_a_family_is_written_as_it_was_read(tmp_path, name):
@@ -435,8 +436,8 @@ def test_published_shapes_as_config_json(name):
     config = families.SHAPES[name]
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
-    kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3": "qwen3"}
-    kinds |= {"llama": "llama", "smollm2": "llama", "gemma-3": "gemma3_text"}
+    kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3-30b": "qwen3_moe"}
+    kinds |= {"qwen3": "qwen3", "llama": "llama", "smollm2": "llama", "gemma-3": "gemma3_text"}
     assert fields["model_type"] == next(kinds[start] for start in kinds if name.startswith(start))
 
 
@@ -552,7 +553,8 @@ def test_hub_id_downloads(monkeypatch, saved, params):
             | {"sliding_window": 8, "max_window_layers": 1},
             "layer 1: layer_types 'sliding_attention' is not supported; accepted: 'full_attention'",
         ),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3Moe.*; accepted: .*Qwen3ForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2Moe.*; accepted: .*Qwen3ForCausalLM"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "field 'num_local_experts' is missing"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*'silu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (

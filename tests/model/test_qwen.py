@@ -25,9 +25,12 @@ from ragen_jax.rollout import sample
 REFERENCE = Path(__file__).parent / "reference"
 # Query heads over key heads: 4 over 2; 6 over 1; 3 over 1, with norms and enough layers to run as a
 # scan.
-NAMES = ("qwen2_tied", "qwen2_untied", "qwen3_deep", "gemma3_mixed", "gemma3_deep")
+NAMES = (
+    *("qwen2_tied", "qwen2_untied", "qwen3_deep"),
+    *("gemma3_mixed", "gemma3_deep", "qwen3moe_eight"),
+)
 LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
-ALL = (*NAMES, "qwen2_full_heads", "qwen3_tied", *LLAMAS)  # full heads: 4 over 4
+ALL = (*NAMES, "qwen2_full_heads", "qwen3_tied", "qwen3moe_two", *LLAMAS)  # full heads: 4 over 4
 CLOSE = dict(rtol=0, atol=1e-5)  # for log-probs and hidden states of order 1 to 10
 
 grow = jax.jit(append, static_argnames="capacity")
@@ -273,6 +276,7 @@ def test_bad_rope_scaling():
         ("gemma-3-270m", 268_098_176),
         ("gemma-3-1b", 999_885_952),
         ("gemma-3-4b", 3_880_263_168),  # the language model only
+        ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
 def test_published_sizes(name, count):

@@ -6,7 +6,7 @@ when JAX starts. Prints the kinds of layers and the meshes whose episodes were t
 
 import jax
 from episode_equality import assert_same_episode
-from test_slots import WINDOWED, play_seeds, played_by
+from test_slots import MIXTURE, WINDOWED, play_seeds, played_by
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
@@ -21,6 +21,7 @@ def play(model, params, task, **served):
 def main():
     compare("full", MESHES)
     compare("windowed", MESHES[-1:], **dict(WINDOWED))
+    compare("experts", MESHES[-1:], **dict(MIXTURE))
 
 
 def compare(kind, meshes, **options):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from device_processes import on_devices
 from episode_equality import assert_same_episode
-from layer_kinds import windowed
+from layer_kinds import mixture, windowed
 
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.envs import ENVS
@@ -34,6 +34,7 @@ SEED = 2**31 - 2  # run seed; its problems' seeds have 63 bits
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=12)
 # A window shorter than a reply, in a model that runs as a scan.
 WINDOWED = (("layers", 5), ("kinds", tuple(windowed(5).items())))
+MIXTURE = (("kinds", tuple(mixture(2).items())),)
 
 
 @functools.cache
@@ -112,6 +113,7 @@ def assert_same(model, params, task, ours, theirs):
         pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", WINDOWED, marks=pytest.mark.long),
+        pytest.param("frozen_lake", "full", MIXTURE, marks=pytest.mark.long),
     ],
 )
 def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
@@ -442,4 +444,5 @@ def test_on_1_2_4_and_8_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     meshes = ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
-    assert out.split() == [*(f"full:{mesh}" for mesh in meshes), "windowed:2,1,2"]
+    others = ["windowed:2,1,2", "experts:2,1,2"]
+    assert out.split() == [*(f"full:{mesh}" for mesh in meshes), *others]

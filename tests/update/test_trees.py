@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device_processes import ROOT, on_devices
-from layer_kinds import windowed
+from layer_kinds import mixture, windowed
 from random_rows import LOSS
 from shared_rows import ALWAYS, NEVER, batch_of, one_micro_batch, random_tree, trees
 from test_buckets import relative
@@ -146,9 +146,14 @@ def test_blocks_of_queries_are_read_at_once_or_some_at_a_time(model, params, mon
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("layers", [3, 5])  # unrolled, and as a scan
-def test_windows_count_positions_along_a_path(layers):
-    model = Qwen(ModelConfig(V, 32, layers, 4, 2, 8, 48, **windowed(layers)))
+@pytest.mark.parametrize(
+    ("layers", "kinds"),
+    [(3, windowed(3)), (5, windowed(5)), (2, mixture(2))],
+    ids=["windowed", "windowed-scanned", "experts"],
+)
+def test_trees_of_other_kinds_of_layers(layers, kinds):
+    """A window counts positions along a path."""
+    model = Qwen(ModelConfig(V, 32, layers, 4, 2, 8, 48, **kinds))
     params = init_params(model.config, jax.random.key(0))
     (statistics, gradient), _ = compare(gradients_of(model), params, 2, 5)
     assert statistics < 2e-5 and gradient < 1e-5, (statistics, gradient)
@@ -412,7 +417,7 @@ def test_on_eight_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err
     found = json.loads(out)
-    assert len(found) == 12 and max(found.values()) < 1e-5, found
+    assert len(found) == 18 and max(found.values()) < 1e-5, found
 
 
 def test_groups_of_a_prompt_are_trees_and_other_rows_are_not():

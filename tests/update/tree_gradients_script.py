@@ -7,7 +7,7 @@ when JAX starts. Prints one JSON object.
 import json
 
 import jax
-from layer_kinds import windowed
+from layer_kinds import mixture, windowed
 from test_trees import V, largest_difference
 
 from ragen_jax.core.sharding import make_mesh
@@ -18,6 +18,7 @@ MESHES = ((8, 1, 1), (2, 4, 1), (2, 2, 2))
 MODELS = {  # kind of layers -> (number of layers, fields of the model's config, meshes)
     "full": (2, {"tied": False}, MESHES),
     "windowed": (5, windowed(5), MESHES[-1:]),
+    "experts": (2, mixture(2), MESHES[1:]),
 }
 
 

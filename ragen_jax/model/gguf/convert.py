@@ -130,6 +130,6 @@ def _plan_tensors(file: GGUF, config: ModelConfig) -> list[weights.StoredTensor]
     stored = []
     for name, shape in plan:
         # ty: ignore[invalid-argument-type] NumPy reads it through __array__
-        part = weights.Part(StoredArray(file, config, name), None, SAME)
+        part = weights.Part(StoredArray(file, config, name), (), SAME)
         stored.append(weights.StoredTensor(name, shape, (part,)))
     return stored

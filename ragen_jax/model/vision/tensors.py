@@ -170,7 +170,7 @@ def to_tensors(config: VisionConfig, params: Params) -> list[StoredTensor]:
     params, found = flatten_dict(params), {}
     for leaf in leaves:
         for i, name in enumerate(leaf.names):
-            part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
+            part = Part(params[leaf.path], (i,) if leaf.stacked else (), leaf.layout)
             tensor = found.get(name, StoredTensor(name, leaf.tensor_shape, ()))
             found[name] = tensor._replace(parts=(*tensor.parts, part))  # q, k and v in turn
     return list(found.values())

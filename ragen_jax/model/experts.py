@@ -1,0 +1,151 @@
+"""A mixture of experts: a router sends each token to a few of many MLPs (arXiv 1701.06538).
+
+With router probabilities p = softmax(x R), the k experts of largest p, and their weights w (these
+p, divided by their sum if `Experts.normalized`), the result is sum_e w_e down_e(act(gate_e x) *
+up_e x). No token is dropped, whatever an expert's load.
+
+There are two forms of the products. "wide" runs all experts on all tokens, as one MLP whose hidden
+units are multiplied by the weights: on CPU it is much faster than the other, whose product XLA
+expands there. "ragged" sorts the tokens by expert and multiplies each once per chosen expert.
+
+On a mesh, each device works on the tokens of its rows, with its part of every expert's hidden
+units.
+
+Axes: B rows, T tokens, N = B * T, D width, E experts, k experts of a token, F width of an expert.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ragen_jax.core.sharding import spec
+from ragen_jax.model.shape import Experts
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+def route(logits_NE: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
+    """Return (index of each token's experts, int32 [N, k]; their weights, float32 [N, k])."""
+    probability_NE = jax.nn.softmax(logits_NE.astype(jnp.float32), axis=-1)
+    weight_Nk, index_Nk = jax.lax.top_k(probability_NE, experts.chosen)
+    if experts.normalized:
+        weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdims=True)
+    return index_Nk, weight_Nk
+
+
+def wide(
+    x_ND: jax.Array,
+    index_Nk: jax.Array,
+    weight_Nk: jax.Array,
+    gate_EDF: jax.Array,
+    up_EDF: jax.Array,
+    down_EFD: jax.Array,
+    *,
+    act: Activation,
+) -> jax.Array:
+    """Return the sum over each token's experts, [N, D], by running all experts on all tokens."""
+    E, D, F = gate_EDF.shape
+    chosen_NkE = index_Nk[..., None] == jnp.arange(E)
+    weight_NE = jnp.where(chosen_NkE, weight_Nk[..., None], 0.0).sum(1).astype(x_ND.dtype)
+    gate, up = (
+        (x_ND @ w_EDF.swapaxes(0, 1).reshape(D, E * F)).reshape(-1, E, F)
+        for w_EDF in (gate_EDF, up_EDF)
+    )
+    hidden = act(gate) * up * weight_NE[..., None]
+    return hidden.reshape(-1, E * F) @ down_EFD.reshape(E * F, D)
+
+
+def ragged(
+    x_ND: jax.Array,
+    index_Nk: jax.Array,
+    weight_Nk: jax.Array,
+    gate_EDF: jax.Array,
+    up_EDF: jax.Array,
+    down_EFD: jax.Array,
+    *,
+    act: Activation,
+) -> jax.Array:
+    """Return `wide` by products of the tokens of each expert, sorted by expert."""
+    (N, k), E = index_Nk.shape, gate_EDF.shape[0]
+    expert_M = index_Nk.reshape(-1)
+    order_M = jnp.argsort(expert_M, stable=True)
+    count_E = jnp.bincount(expert_M, length=E).astype(jnp.int32)
+    x_MD = x_ND[order_M // k]
+    gate, up = (jax.lax.ragged_dot(x_MD, w_EDF, count_E) for w_EDF in (gate_EDF, up_EDF))
+    y_MD = jax.lax.ragged_dot(act(gate) * up, down_EFD, count_E)
+    y_NkD = y_MD[jnp.argsort(order_M)].reshape(N, k, -1)
+    return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
+
+
+FORMS = {"wide": wide, "ragged": ragged}
+
+
+def best_form(platform: str) -> str:
+    """Return "wide" on CPU, "ragged" elsewhere."""
+    return "wide" if platform == "cpu" else "ragged"
+
+
+class ExpertMLP(nn.Module):
+    """The experts of a layer, given their router's logits."""
+
+    experts: Experts
+    form: str  # a key of FORMS
+    act: Activation
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> jax.Array:
+        D, E, F = x_BTD.shape[-1], self.experts.count, self.experts.width
+
+        def kernel(name, shape, axes):
+            plain = nn.initializers.normal(shape[1] ** -0.5)
+            # Typed as Any because it returns a boxed array, which `param` unboxes.
+            init: Any = nn.with_logical_partitioning(plain, axes)
+            kernels: jax.Array = self.param(name, init, shape)
+            return kernels.astype(x_BTD.dtype)
+
+        kernels = (
+            kernel("gate", (E, D, F), ("experts", "embed", "mlp")),
+            kernel("up", (E, D, F), ("experts", "embed", "mlp")),
+            kernel("down", (E, F, D), ("experts", "mlp", "embed")),
+        )
+        index, weight = route(logits_BTE.reshape(-1, E), self.experts)
+        chosen = (x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight))
+        return _by_shard(functools.partial(FORMS[self.form], act=self.act), x_BTD, *chosen, kernels)
+
+
+def _by_shard(
+    form: Callable[..., jax.Array],
+    x_BTD: jax.Array,
+    index_BTk: jax.Array,
+    weight_BTk: jax.Array,
+    kernels: tuple[jax.Array, ...],
+) -> jax.Array:
+    """Return form(tokens, kernels), [B, T, D], on each device for its rows and its hidden units."""
+
+    def run(x_BTD, index_BTk, weight_BTk, kernels):
+        flat = (x.reshape(-1, x.shape[-1]) for x in (x_BTD, index_BTk, weight_BTk))
+        return form(*flat, *kernels).reshape(x_BTD.shape)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return run(x_BTD, index_BTk, weight_BTk, kernels)
+    (rows,) = spec(("rows",), x_BTD.shape[:1], mesh)
+    (hidden,) = spec(("mlp",), kernels[0].shape[2:], mesh)
+
+    def run_part(*args):
+        y_BTD = run(*args)
+        return jax.lax.psum(y_BTD, hidden) if hidden else y_BTD
+
+    wide_in, wide_out = PartitionSpec(None, None, hidden), PartitionSpec(None, hidden, None)
+    tokens = PartitionSpec(rows, None, None)
+    return jax.shard_map(
+        run_part,
+        in_specs=(tokens, tokens, tokens, (wide_in, wide_in, wide_out)),
+        out_specs=tokens,
+        check_vma=False,
+    )(x_BTD, index_BTk, weight_BTk, kernels)

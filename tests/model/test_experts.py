@@ -1,0 +1,192 @@
+"""Mixtures of experts: against transformers, both forms against a loop, refused fields."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from layer_kinds import mixture
+
+from ragen_jax.model import config_json, experts, families, hf, lora, qwen
+from ragen_jax.model.shape import Experts, Layer
+from ragen_jax.model.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(())
+
+
+def our_logps(model, params, tokens_BT):
+    hidden, _ = jax.jit(model.apply)({"params": params}, tokens_BT)
+    return np.asarray(jax.nn.log_softmax(qwen.logits(params, hidden)))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", range(4))
+def test_random_models_of_transformers(tmp_path, seed):
+    """They give the same log-probs here, and our copies of them the same there."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    kv_heads, share = draw.integers(1, 4, 2).tolist()
+    count = (2, 8)[seed % 2]
+    fields = Qwen3MoeConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=(2, qwen.UNROLLED_LAYERS + 1)[seed // 2],
+        num_attention_heads=kv_heads * share,
+        num_key_value_heads=kv_heads,
+        head_dim=int(draw.choice([10, 16])),
+        num_experts=count,
+        num_experts_per_tok=int(draw.integers(1, count)),
+        moe_intermediate_size=int(draw.integers(5, 20)),
+        norm_topk_prob=bool(seed % 2),
+    )
+    # A loop over the experts: torch's grouped products need aligned sizes.
+    build = functools.partial(AutoModelForCausalLM.from_config, experts_implementation="eager")
+    theirs = build(fields).eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.normal_(1.0 if "norm" in name else 0.0, 0.3 if p.ndim == 1 else 0.15)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokens_BT = draw.integers(0, fields.vocab_size, (3, 33))
+
+    def logps(model):
+        with torch.no_grad():
+            return model(torch.tensor(tokens_BT)).logits.float().log_softmax(-1).numpy()
+
+    want = logps(theirs)
+    model, params = hf.load_weights(tmp_path / "theirs")
+    assert model.config.experts == Experts(
+        count, fields.num_experts_per_tok, fields.moe_intermediate_size, fields.norm_topk_prob
+    )
+    for form in experts.FORMS:
+        of_form = qwen.Qwen(dataclasses.replace(model.config, expert_form=form))
+        np.testing.assert_allclose(our_logps(of_form, params, tokens_BT), want, rtol=0, atol=1e-4)
+    hf.save(tmp_path / "ours", model, params, TOKENIZER)
+    again = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ours", dtype="auto", experts_implementation="eager"
+    )
+    assert type(again) is type(theirs)
+    np.testing.assert_array_equal(logps(again), want)
+    # bfloat16, with the same rounded parameters
+    low = qwen.Qwen(dataclasses.replace(model.config, dtype="bfloat16"))
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+    apart = np.abs(our_logps(low, rounded, tokens_BT) - logps(theirs.bfloat16()))
+    assert np.median(apart) < 2e-2, np.median(apart)  # rounding may choose another expert
+
+
+def in_a_loop(x_ND, index_Nk, weight_Nk, gate_EDF, up_EDF, down_EFD):
+    """The definition, one token and one expert at a time."""
+    rows = []
+    for x, index, weight in zip(x_ND, index_Nk, weight_Nk, strict=True):
+        row = 0.0
+        for e, w in zip(index, weight, strict=True):
+            row += w * ((jax.nn.silu(x @ gate_EDF[e]) * (x @ up_EDF[e])) @ down_EFD[e])
+        rows.append(row)
+    return jnp.stack(rows)
+
+
+@pytest.mark.parametrize("form", experts.FORMS)
+@pytest.mark.parametrize("load", ["any", "one empty", "one has all"])
+def test_a_form_is_the_sum_over_the_experts_of_each_token(form, load):
+    N, D, E, k, F = 7, 6, 4, 2, 5
+    rng = np.random.default_rng(0)
+    index_Nk = np.stack([rng.permutation(E)[:k] for _ in range(N)])
+    if load == "one empty":
+        index_Nk = np.stack([rng.permutation(E - 1)[:k] for _ in range(N)])
+    elif load == "one has all":
+        index_Nk = np.stack([[2, e] for e in rng.choice([0, 1, 3], N)])
+    args = [
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((N, D), (N, k), (E, D, F), (E, D, F), (E, F, D))
+    ]
+
+    def total(function, *args):
+        x_ND, weight_Nk, *kernels = args
+        y_ND = function(x_ND, index_Nk, weight_Nk, *kernels)
+        return (y_ND**2).sum(), y_ND
+
+    of_form = functools.partial(experts.FORMS[form], act=jax.nn.silu)
+    (found, wanted) = (
+        jax.grad(functools.partial(total, function), argnums=range(5), has_aux=True)(*args)
+        for function in (of_form, in_a_loop)
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_router_by_hand():
+    logits_NE = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4], [0.6, 0.1, 0.1, 0.2]]))
+    index_Nk, weight_Nk = experts.route(logits_NE, Experts(4, 2, 1))
+    assert index_Nk.tolist() == [[3, 2], [0, 3]]
+    np.testing.assert_allclose(weight_Nk, [[4 / 7, 3 / 7], [0.75, 0.25]], rtol=1e-6)
+    _, weight_Nk = experts.route(logits_NE, Experts(4, 2, 1, normalized=False))
+    np.testing.assert_allclose(weight_Nk, [[0.4, 0.3], [0.6, 0.2]], rtol=1e-6)
+
+
+def test_the_published_file_has_the_published_shape(tmp_path):
+    fields = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+    assert config_json.to_config(fields, tmp_path) == families.SHAPES["qwen3-30b-a3b"]
+    for changed, message in (
+        ({"mlp_only_layers": [7]}, "layer 7: mlp_only_layers True is not supported"),
+        ({"decoder_sparse_step": 2}, "layer 0: decoder_sparse_step 2 is not supported"),
+        ({"num_experts_per_tok": 129}, "129 experts of a token, of 128 experts"),
+        ({"num_experts": 0}, "num_experts is 0"),
+        ({"moe_intermediate_size": None}, "field 'moe_intermediate_size' is missing"),
+    ):
+        given = {name: x for name, x in (fields | changed).items() if x is not None}
+        with pytest.raises(ValueError, match=message) as found:
+            config_json.to_config(given, tmp_path / "config.json")
+        assert "\n" not in str(found.value)
+
+
+def test_layers_that_differ_in_their_mlp_are_refused():
+    config = qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20, **mixture(2))
+    with pytest.raises(ValueError, match="layer 1: mlp 'dense', but layer 0 has 'experts'"):
+        dataclasses.replace(config, kinds=(Layer(mlp="experts"), Layer()))
+    with pytest.raises(ValueError, match="experts None of a model whose layers have mlp 'experts'"):
+        dataclasses.replace(config, experts=None)
+
+
+def test_adapters_are_those_of_attention():
+    config = qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20, **mixture(2))
+    with pytest.raises(ValueError, match="layer 0: mlp 'experts' .*gate, up, down; accepted: q, k"):
+        lora.init_adapters(config, jax.random.key(0), rank=2, targets=lora.TARGETS)
+    params = qwen.init_params(config, jax.random.key(0))
+    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=("q", "o"))
+    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+    tokens_BT = np.random.default_rng(0).integers(0, 40, (2, 13))
+    attached, merged = (
+        our_logps(qwen.Qwen(config), f(params, adapters, scale=0.5), tokens_BT)
+        for f in (lora.attach, lora.merge)
+    )
+    np.testing.assert_allclose(attached, merged, rtol=0, atol=1e-5)
