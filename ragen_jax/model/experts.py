@@ -21,6 +21,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from ragen_jax.core.sharding import spec
@@ -82,6 +83,22 @@ def ragged(
     return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
 
 
+def load_figures(count_LE: np.ndarray) -> tuple[float, float]:
+    """Return (load, entropy) of experts, means over the layers.
+
+    The load is that of the fullest expert over the mean: 1 if all have the same, E if one has all.
+    The entropy is that of the distribution over experts, divided by log E: 1 if it is uniform.
+
+    Args:
+      count_LE: number of tokens of each expert in each layer; no layer is without tokens.
+    """
+    share_LE = np.asarray(count_LE, np.float64) / count_LE.sum(-1, keepdims=True)
+    E = count_LE.shape[-1]
+    surprise_LE = -np.log(np.where(share_LE > 0, share_LE, 1.0))
+    entropy_L = (share_LE * surprise_LE).sum(-1) / max(np.log(E), 1e-9)
+    return float((share_LE.max(-1) * E).mean()), float(entropy_L.mean())
+
+
 FORMS = {"wide": wide, "ragged": ragged}
 
 
@@ -98,7 +115,8 @@ class ExpertMLP(nn.Module):
     act: Activation
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (the result, [B, T, D]; each token's experts, int32 [B, T, k])."""
         D, E, F = x_BTD.shape[-1], self.experts.count, self.experts.width
 
         def kernel(name, shape, axes):
@@ -114,8 +132,9 @@ class ExpertMLP(nn.Module):
             kernel("down", (E, F, D), ("experts", "mlp", "embed")),
         )
         index, weight = route(logits_BTE.reshape(-1, E), self.experts)
-        chosen = (x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight))
-        return _by_shard(functools.partial(FORMS[self.form], act=self.act), x_BTD, *chosen, kernels)
+        index_BTk, weight_BTk = (x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight))
+        form = functools.partial(FORMS[self.form], act=self.act)
+        return _by_shard(form, x_BTD, index_BTk, weight_BTk, kernels), index_BTk
 
 
 def _by_shard(

@@ -10,7 +10,7 @@ P shards of rows, E predictions of a shard, L positions of a sequence.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -214,9 +214,23 @@ class PackedRows:
 def predicting_states(model: Qwen, params: Params, rows: PackedRows) -> jax.Array:
     """Return the final hidden states from which the tokens are predicted, [P, E, D]."""
     hidden_BLD, _ = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree)
-    P, D = rows.source_PE.shape[0], hidden_BLD.shape[-1]
-    hidden_PED = take_along_rows(hidden_BLD.reshape(P, -1, D), rows.source_PE)
-    return constrain(hidden_PED, "rows", None, None)
+    return _predicting(hidden_BLD, rows)
+
+
+def predicting_experts(
+    model: Qwen, params: Params, rows: PackedRows
+) -> tuple[jax.Array, jax.Array]:
+    """Return (`predicting_states`, the experts of these positions, int32 [layers, P, E, k])."""
+    output: Any = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree, keep_experts=True)
+    hidden_BLD, _, experts = output
+    return _predicting(hidden_BLD, rows), jax.vmap(lambda x: _predicting(x, rows))(experts)
+
+
+def _predicting(x_BLX: jax.Array, rows: PackedRows) -> jax.Array:
+    """Return the values at the positions from which the tokens are predicted, [P, E, X]."""
+    P, X = rows.source_PE.shape[0], x_BLX.shape[-1]
+    x_PEX = take_along_rows(x_BLX.reshape(P, -1, X), rows.source_PE)
+    return constrain(x_PEX, "rows", None, None)
 
 
 def packed_statistics(
@@ -226,10 +240,12 @@ def packed_statistics(
     *,
     temperature: Array | float = 1.0,
     reference: tuple[Qwen, Params] | None = None,
+    keep_experts: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Return (logp, entropy) of the tokens given those before them; KL with a reference.
 
-    The vocabulary is read for these tokens alone.
+    The vocabulary is read for these tokens alone. With `keep_experts`, the experts of
+    `predicting_experts` come last.
 
     Args:
       model, params, temperature: as in `token_statistics`.
@@ -238,16 +254,28 @@ def packed_statistics(
     Returns:
       float32 [P, E] each.
     """
-
-    def read(model, params):
-        return predicting_states(model, params, rows), head(params)
-
-    return vocabulary_statistics(
-        *read(model, params),
-        jnp.asarray(rows.target_PE),
-        temperature,
-        None if reference is None else read(*reference),
+    if keep_experts:
+        states, *experts = predicting_experts(model, params, rows)
+    else:
+        states, experts = predicting_states(model, params, rows), ()
+    other = None
+    if reference is not None:
+        other = predicting_states(reference[0], reference[1], rows), head(reference[1])
+    found = vocabulary_statistics(
+        states, head(params), jnp.asarray(rows.target_PE), temperature, other
     )
+    return *found, *experts
+
+
+def count_tokens(mask_RT: Array, entry_RT: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return the sum of the mask over the tokens that each prediction is for, float32 [P, E].
+
+    Args:
+      entry_RT, shape: as in `unpack`, and [P, E].
+    """
+    zero_PE = jnp.zeros(shape, jnp.float32)
+    (count_PE,) = jax.linear_transpose(lambda x: unpack(x, entry_RT), zero_PE)(mask_RT)
+    return count_PE
 
 
 def unpack(x_PE: jax.Array, entry_RT: jax.Array) -> jax.Array:

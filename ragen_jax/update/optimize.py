@@ -407,7 +407,7 @@ def run_updates(
         )
         params, opt_state = jax.device_put((params, opt_state), layout)
         state = dataclasses.replace(state, params=params, opt_state=opt_state)
-        metrics |= {name: np.sum([one[name] for one in sums]) for name in sums[0]}
+        metrics |= {name: np.sum([one[name] for one in sums], axis=0) for name in sums[0]}
         metrics |= {name: np.max([one[name] for one in maxima]) for name in maxima[0]}
         history.append(metrics | {"loss": value})
     return state, jax.device_get(history)

@@ -20,7 +20,8 @@ from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import replicate
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
-from ragen_jax.model.likelihood import packed_statistics, unpack
+from ragen_jax.model.experts import load_figures
+from ragen_jax.model.likelihood import count_tokens, packed_statistics, unpack
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.update import optimize
@@ -154,7 +155,9 @@ class PolicyLoss:
 
         Returns:
           (dict of the parts, dict of this piece's contributions to metrics averaged over the
-          minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars.
+          minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars; in a model with
+          experts, the metrics hold expert_counts, the number of trained tokens of each expert
+          [layers, experts].
         """
         model, loss, ref_params = self.model, self.settings, self.ref_params
         if self.context is not None:
@@ -171,7 +174,14 @@ class PolicyLoss:
             rows,
             temperature=loss.temperature,
             reference=reference if exact else None,
+            keep_experts=model.config.experts is not None,
         )
+        counts = {}
+        if model.config.experts is not None:
+            *statistics, index_LPEk = statistics
+            count_PE = count_tokens(mask_BT, piece["entry"], index_LPEk.shape[1:3])
+            chosen = jax.nn.one_hot(index_LPEk, model.config.experts.count).sum(-2)
+            counts["expert_counts"] = jnp.einsum("lpex,pe->lx", chosen, count_PE)
         logp_BT, entropy_BT, *exact_kl = (unpack(x, piece["entry"]) for x in statistics)
         old_BT = piece["logp"]
         if unchanged is not None:
@@ -205,7 +215,7 @@ class PolicyLoss:
             parts[name] = coef * losses.weighted_sum(paid_BT, mask_BT, weights.loss_BT)
             metrics[name] = losses.weighted_sum(x_BT, mask_BT, weights.mean_BT)
         gap = jnp.where(mask_BT > 0, jnp.abs(logp_BT - piece["logp"]), 0.0).max()
-        return parts, metrics | {"policy_loss": task}, gap
+        return parts, metrics | {"policy_loss": task} | counts, gap
 
 
 @functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
@@ -363,7 +373,11 @@ def update_policy(
         )
 
     state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, transform)
+    counts = [one.pop("expert_counts") for one in history if "expert_counts" in one]
     metrics = optimize.averaged(history, prefix="update")
+    if counts and np.sum(counts) > 0:
+        figures = load_figures(np.sum(counts, axis=0))
+        metrics["update/expert_load"], metrics["update/expert_entropy"] = figures
     if history:
         metrics["update/positions"] = plan.split.positions
         metrics["update/shared"] = plan.split.shared

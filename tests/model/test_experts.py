@@ -128,6 +128,13 @@ def test_the_router_by_hand():
     np.testing.assert_allclose(weight_Nk, [[0.4, 0.3], [0.6, 0.2]], rtol=1e-6)
 
 
+def test_load_figures_by_hand():
+    even, one, half = [3, 3, 3, 3], [12, 0, 0, 0], [6, 6, 0, 0]
+    for count, load, entropy in ((even, 1, 1), (one, 4, 0), (half, 2, 0.5)):
+        np.testing.assert_allclose(experts.load_figures(np.array([count])), (load, entropy))
+    np.testing.assert_allclose(experts.load_figures(np.array([even, one])), (2.5, 0.5))
+
+
 def test_the_published_file_has_the_published_shape(tmp_path):
     fields = {
         "architectures": ["Qwen3MoeForCausalLM"],

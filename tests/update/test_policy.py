@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from layer_kinds import mixture
 from one_call_updates import update_policy
 from random_rows import LOSS, V, random_batch
 
@@ -178,6 +179,27 @@ def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
         for name in metrics.keys() - {"update/real_share", "update/positions", "update/shared"}:
             value = metrics[name]
             assert again[name] == pytest.approx(value, abs=1e-5), name
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("micro_batch", [2, 6])
+def test_the_load_of_experts_is_that_of_the_trained_tokens(policy, mesh, micro_batch):
+    """Of the positions that predict them: counted one row at a time."""
+    shape = dataclasses.replace(policy[0].config, **mixture(policy[0].config.layers))
+    model, params = Qwen(shape), init_params(shape, jax.random.key(3))
+    batch, advantage = make_rows((model, params), 6)
+    _, metrics = run((model, params), mesh, batch, advantage, ref=params, micro_batch=micro_batch)
+    *_, index_LBTk = model.apply({"params": params}, batch.tokens_BT, keep_experts=True)
+    count_LX = np.zeros((shape.layers, shape.experts.count))
+    for layer, row, at in np.ndindex(index_LBTk.shape[:3]):
+        if at + 1 < batch.mask_BT.shape[1] and batch.mask_BT[row, at + 1]:
+            np.add.at(count_LX[layer], index_LBTk[layer, row, at], batch.weight_B[row] > 0)
+    share_LX = count_LX / count_LX.sum(1, keepdims=True)
+    load = (share_LX.max(1) / share_LX.mean(1)).mean()
+    entropy = np.mean([-(p[p > 0] * np.log(p[p > 0])).sum() for p in share_LX]) / np.log(4)
+    assert metrics["update/expert_load"] == pytest.approx(load, abs=1e-5)
+    assert metrics["update/expert_entropy"] == pytest.approx(entropy, abs=1e-5)
+    assert load > 1.02
 
 
 def test_loss_scale_multiplies_the_step(policy, mesh):
