@@ -544,18 +544,20 @@ class Mesh(Section):
     data: int = whole(-1, -1, 2**20)  # splits rows
     fsdp: int = whole(1, -1, 2**20)  # splits rows and parameters
     tensor: int = whole(1, -1, 2**20)  # splits heads, MLP and vocabulary
+    expert: int = whole(1, -1, 2**20)  # splits rows and the experts of a mixture
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingMesh(Section):
     """The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by heads.
 
-    All three 0: same as mesh.
+    data, fsdp and tensor 0: same as mesh.
     """
 
     data: int = whole(0, -1, 2**20)
     fsdp: int = whole(0, -1, 2**20)
     tensor: int = whole(0, -1, 2**20)
+    expert: int = whole(1, -1, 2**20)
     # number of devices for sampling only; 0: all devices sample and train
     devices: int = whole(0, 0, 2**20)
 

@@ -37,11 +37,14 @@ from ragen_jax.configs.base import (
 from ragen_jax.core.domains import plain
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import (
+    EXPERT,
     MEMORIES,
     MESH_AXES,
+    ROWS,
     data_shards,
     in_memory,
     make_mesh,
+    present,
     split_devices,
 )
 from ragen_jax.core.task_shares import Part
@@ -294,15 +297,18 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
     trained_on = config.mesh.to_dict()
     mesh = sampling = make_mesh(**trained_on, devices=training)
     sizes = {name: getattr(config.sampling_mesh, name) for name in MESH_AXES}
-    if apart or any(sizes.values()):
+    separate = any(sizes.values())
+    sizes[EXPERT] = config.sampling_mesh.expert
+    if apart or separate:
         try:
-            sampling = make_mesh(**(sizes if any(sizes.values()) else trained_on), devices=sampled)
+            sampling = make_mesh(**(sizes if separate else trained_on), devices=sampled)
         except ValueError as error:
             raise ValueError(f"config.sampling_{error}") from error
     if config.optimizer.micro_batch % data_shards(mesh):
         raise ValueError(
             f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; it must be a "
-            f"multiple of mesh.data x mesh.fsdp = {data_shards(mesh)}"
+            f"multiple of {' x '.join(f'mesh.{name}' for name in present(ROWS, mesh))} = "
+            f"{data_shards(mesh)}"
         )
     check_host_memory(config, mesh.devices.flat[0])
     hosts = len({device.process_index for device in (*training, *sampled)})
@@ -387,8 +393,15 @@ def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
     """Build the `Qwen` of a `ModelConfig` with the dtype, kernel and remat of config.model.
 
     Raises:
-      ValueError: the kernel does not run on the mesh's devices.
+      ValueError: the kernel does not run on the mesh's devices, or the mesh splits experts that the
+        model does not have.
     """
+    parts, count = mesh.shape.get(EXPERT, 1), shape.experts.count if shape.experts else 1
+    if count % parts:
+        raise ValueError(
+            f"config.mesh.expert is {parts}, which must divide the "
+            f"model's number of experts, {count}; set it to 1 for a model without experts"
+        )
     m, platform = settings, mesh.devices.flat[0].platform
     kernel = best_kernel(platform, m.dtype, shape.head_dim)
     if m.attention not in ("auto", "xla", kernel):

@@ -33,6 +33,7 @@ _FIELDS = {  # our field -> its names in TRL, verl, OpenRLHF, Transformers and o
     "checkpoint.every": "save_steps save_freq save_strategy save_interval",
     "checkpoint.keep": "save_total_limit max_ckpt_to_keep",
     "log.trackers": "wandb use_wandb report_to logger tensorboard project_name wandb_project",
+    "mesh.expert": "ep expert_parallel_size expert_model_parallel_size",
     "mesh.tensor": "tp tensor_parallel_size tensor_model_parallel_size",
     "mesh.data": "n_gpus_per_node num_gpus nnodes world_size",
 }

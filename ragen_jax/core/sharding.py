@@ -1,8 +1,9 @@
 """The device mesh and where arrays live on it: one table from logical axes to mesh axes.
 
 Three mesh axes: `data` and `fsdp` split rows, `fsdp` also splits parameters, `tensor` splits heads,
-MLP and vocabulary. Library functions take the mesh that is in use (`jax.set_mesh`); without one
-they run on a single device and everything here leaves arrays as they are.
+MLP and vocabulary. A mesh for a mixture of experts may have a fourth, `expert`, which splits rows,
+and the experts of a layer. Library functions take the mesh that is in use (`jax.set_mesh`);
+without one they run on a single device and everything here leaves arrays as they are.
 """
 
 import contextlib
@@ -20,12 +21,13 @@ from ragen_jax.core.progress import count_barrier
 from ragen_jax.core.types import Array, Params
 
 MESH_AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")
+EXPERT = "expert"  # the axis of a mesh that has more than one device along it
+ROWS = ("data", EXPERT, "fsdp")
 
 # Logical axis of a parameter or activation (model/qwen.py) -> mesh axes it is split over.
 RULES = (
     ("rows", ROWS),
-    ("data_rows", "data"),
+    ("data_rows", ("data", EXPERT)),
     ("layers", None),
     ("embed", "fsdp"),
     ("vocab", "tensor"),
@@ -33,7 +35,7 @@ RULES = (
     ("kv_heads", "tensor"),
     ("head", None),
     ("mlp", "tensor"),
-    ("experts", None),
+    ("experts", EXPERT),
     ("router", None),
     ("norm", None),
     ("patch", None),
@@ -41,19 +43,26 @@ RULES = (
 
 
 def make_mesh(
-    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+    *,
+    data: int,
+    fsdp: int,
+    tensor: int,
+    expert: int = 1,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
     """Return a mesh over all devices.
 
     Args:
-      data, fsdp, tensor: devices along each axis; one may be -1 and then takes all the rest.
+      data, fsdp, tensor, expert: devices along each axis; one may be -1 and then takes all the
+        rest. A mesh with expert=1 has no such axis.
       devices: the devices (default: all of this run).
 
     Raises:
       ValueError: sizes that are not positive, two -1, or a product other than the device count.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = dict(zip(MESH_AXES, (data, fsdp, tensor), strict=True))
+    sizes = {"data": data, **({EXPERT: expert} if expert != 1 else {})}
+    sizes |= {"fsdp": fsdp, "tensor": tensor}
     shown = ", ".join(f"mesh.{name}={size}" for name, size in sizes.items())
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
@@ -65,7 +74,7 @@ def make_mesh(
         sizes[free[0]] = len(devices) // fixed
     elif fixed != len(devices) or free:
         raise ValueError(f"{shown} does not fit {len(devices)} device(s)")
-    return Mesh(np.array(devices).reshape(tuple(sizes.values())), MESH_AXES)
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 
 def split_devices(
@@ -94,10 +103,21 @@ def spec(
 
     def mesh_axes(axis, size):
         names = rules[axis] if axis else None
-        names = (names,) if isinstance(names, str) else names or ()
+        names = present(names, mesh)
         return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
 
     return PartitionSpec(*(mesh_axes(axis, size) for axis, size in zip(axes, shape, strict=True)))
+
+
+def present(names: str | Sequence[str] | None, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Return those of some axes that the mesh has."""
+    names = (names,) if isinstance(names, str) else names or ()
+    return tuple(name for name in names if name in mesh.shape)
+
+
+def row_spec(mesh: Mesh | AbstractMesh, before: int = 0) -> PartitionSpec:
+    """Return the PartitionSpec of arrays whose rows are split, after `before` axes that are not."""
+    return PartitionSpec(*[None] * before, present(ROWS, mesh))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
@@ -167,7 +187,7 @@ def rests_on_host(params: Params) -> bool:
 
 def data_shards(mesh: Mesh) -> int:
     """Return the number of parts that a batch of rows is split into."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return math.prod(mesh.shape[name] for name in present(ROWS, mesh))
 
 
 def row_shards() -> tuple[int, list[int]]:
@@ -198,7 +218,7 @@ def place_rows(array: np.ndarray) -> Array:
         return array
     count, mine = row_shards()
     size = len(array) // len(mine)  # rows per shard
-    sharding = NamedSharding(mesh, PartitionSpec(ROWS))
+    sharding = NamedSharding(mesh, row_spec(mesh))
 
     def piece(index):
         start = index[0].start or 0
@@ -223,12 +243,12 @@ def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
 
 
 def micro_batch_layout(mesh: Mesh, axis: int = 1) -> NamedSharding:
-    """Return the sharding of [A, micro_batch, ...]: micro-batch rows over data and fsdp.
+    """Return the sharding of [A, micro_batch, ...]: micro-batch rows over the axes of rows.
 
     Args:
       axis: of the rows.
     """
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, ROWS))
+    return NamedSharding(mesh, row_spec(mesh, axis))
 
 
 def replicate(array: Array, mesh: Mesh) -> jax.Array:

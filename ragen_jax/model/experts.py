@@ -8,8 +8,10 @@ There are two forms of the products. "wide" runs all experts on all tokens, as o
 units are multiplied by the weights: on CPU it is much faster than the other, whose product XLA
 expands there. "ragged" sorts the tokens by expert and multiplies each once per chosen expert.
 
-On a mesh, each device works on the tokens of its rows, with its part of every expert's hidden
-units.
+On a mesh, each device works on the tokens of its rows with its part of every expert's hidden units
+(axis `tensor`). Along the axis `expert`, devices have different experts: each first gathers the
+tokens of all of them, then runs those of its experts, and the results are summed where the tokens
+came from.
 
 Axes: B rows, T tokens, N = B * T, D width, E experts, k experts of a token, F width of an expert.
 """
@@ -24,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ragen_jax.core.sharding import spec
+from ragen_jax.core.sharding import EXPERT, spec
 from ragen_jax.model.shape import Experts
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -49,7 +51,12 @@ def wide(
     *,
     act: Activation,
 ) -> jax.Array:
-    """Return the sum over each token's experts, [N, D], by running all experts on all tokens."""
+    """Return the sum over each token's experts, [N, D], by running all experts on all tokens.
+
+    Args:
+      index_Nk: int32; experts outside of 0..E - 1 are left out.
+      weight_Nk: float32.
+    """
     E, D, F = gate_EDF.shape
     chosen_NkE = index_Nk[..., None] == jnp.arange(E)
     weight_NE = jnp.where(chosen_NkE, weight_Nk[..., None], 0.0).sum(1).astype(x_ND.dtype)
@@ -73,13 +80,15 @@ def ragged(
 ) -> jax.Array:
     """Return `wide` by products of the tokens of each expert, sorted by expert."""
     (N, k), E = index_Nk.shape, gate_EDF.shape[0]
-    expert_M = index_Nk.reshape(-1)
+    here_Nk = (index_Nk >= 0) & (index_Nk < E)
+    expert_M = jnp.where(here_Nk, index_Nk, E).reshape(-1)  # those left out come last
     order_M = jnp.argsort(expert_M, stable=True)
-    count_E = jnp.bincount(expert_M, length=E).astype(jnp.int32)
+    count_E = jnp.bincount(expert_M, length=E + 1)[:E].astype(jnp.int32)
     x_MD = x_ND[order_M // k]
     gate, up = (jax.lax.ragged_dot(x_MD, w_EDF, count_E) for w_EDF in (gate_EDF, up_EDF))
     y_MD = jax.lax.ragged_dot(act(gate) * up, down_EFD, count_E)
     y_NkD = y_MD[jnp.argsort(order_M)].reshape(N, k, -1)
+    y_NkD = jnp.where(here_Nk[..., None], y_NkD, 0)  # after the last group, any value may be
     return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
 
 
@@ -144,7 +153,7 @@ def _by_shard(
     weight_BTk: jax.Array,
     kernels: tuple[jax.Array, ...],
 ) -> jax.Array:
-    """Return form(tokens, kernels), [B, T, D], on each device for its rows and its hidden units."""
+    """Return form(tokens, kernels), [B, T, D]; see the module."""
 
     def run(x_BTD, index_BTk, weight_BTk, kernels):
         flat = (x.reshape(-1, x.shape[-1]) for x in (x_BTD, index_BTk, weight_BTk))
@@ -154,13 +163,24 @@ def _by_shard(
     if mesh.empty:
         return run(x_BTD, index_BTk, weight_BTk, kernels)
     (rows,) = spec(("rows",), x_BTD.shape[:1], mesh)
-    (hidden,) = spec(("mlp",), kernels[0].shape[2:], mesh)
+    experts, _, hidden = spec(("experts", None, "mlp"), kernels[0].shape, mesh)
+    gathers = bool(experts and rows)  # devices with different experts have different rows
 
-    def run_part(*args):
-        y_BTD = run(*args)
-        return jax.lax.psum(y_BTD, hidden) if hidden else y_BTD
+    def run_part(x_BTD, index_BTk, weight_BTk, kernels):
+        tokens = x_BTD, index_BTk, weight_BTk
+        if gathers:
+            gather = functools.partial(jax.lax.all_gather, axis_name=EXPERT, axis=0, tiled=True)
+            tokens = tuple(map(gather, tokens))
+        x, index, weight = tokens
+        if experts:
+            index = index - jax.lax.axis_index(EXPERT) * kernels[0].shape[0]
+        y = run(x, index, weight, kernels)
+        y = jax.lax.psum(y, hidden) if hidden else y
+        if gathers:
+            return jax.lax.psum_scatter(y, EXPERT, scatter_dimension=0, tiled=True)
+        return jax.lax.psum(y, EXPERT) if experts else y
 
-    wide_in, wide_out = PartitionSpec(None, None, hidden), PartitionSpec(None, hidden, None)
+    wide_in, wide_out = PartitionSpec(experts, None, hidden), PartitionSpec(experts, hidden, None)
     tokens = PartitionSpec(rows, None, None)
     return jax.shard_map(
         run_part,

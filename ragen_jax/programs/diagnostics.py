@@ -16,8 +16,8 @@ from ragen_jax.programs.program import (
     program,
     split,
     training_helps,
+    work_on,
 )
-from ragen_jax.programs.roofline import Work
 from ragen_jax.programs.rows import group_shapes, micro_batch_structs
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
 from ragen_jax.update.policy import PolicyLoss
@@ -37,7 +37,7 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     if not (c.diagnose.every or c.algorithm.mi_coef):
         return
     share = 1 / c.diagnose.every if c.diagnose.every else 0
-    work = Work(run.model.config, mesh.shape["tensor"])
+    work = work_on(run.model.config, mesh)
     episodes = c.rollout.groups * c.rollout.group_size
     M = min(c.diagnose.trajectory_samples, episodes)
     N = M if c.env.max_turns > 1 else min(M, c.rollout.groups)
@@ -119,7 +119,7 @@ def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterat
         *padded,
         host((B,)),
         host(()),
-        cost=Work(run.model.config, mesh.shape["tensor"]).mediation(
+        cost=work_on(run.model.config, mesh).mediation(
             on_chip(B, mesh), P, at.reasoning, at.reasoning
         ),
         calls=-(-d.probe_problems * d.probe_samples // B) / d.probe_every,
@@ -160,7 +160,7 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
             None if loss.kl_coef else run.at_rest,
             run.policy if run.copied else None,
         ),
-        cost=Work(run.model.config, run.mesh.shape["tensor"]).gradients(
+        cost=work_on(run.model.config, run.mesh).gradients(
             *(shapes.positions, shapes.keys, shapes.sizes.reads),
             micro_batches=groups * shapes.count / buckets,
             parts=len(gradients.part_names(loss)),

@@ -1,6 +1,7 @@
 """One program of a run, and helpers shared by the modules that plan programs."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from ragen_jax.core import sharding
-from ragen_jax.programs.roofline import Cost
+from ragen_jax.model.shape import ModelConfig
+from ragen_jax.programs.roofline import Cost, Work
 from ragen_jax.programs.shapes import RunShapes
 
 
@@ -51,9 +53,15 @@ def on_chip(count: int, mesh: Mesh) -> int:
     return count if count % shards else count // shards
 
 
+def work_on(config: ModelConfig, mesh: Mesh) -> Work:
+    """Return the `Work` of a model on a chip of a mesh."""
+    return Work(config, mesh.shape["tensor"], mesh.shape.get(sharding.EXPERT, 1))
+
+
 def split(run: RunShapes) -> int:
-    """Return the number of chips that a parameter is split over."""
-    return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
+    """Return the number of chips that a parameter is split over, experts' along all axes."""
+    axes = run.mesh.shape["fsdp"], run.mesh.shape["tensor"], run.mesh.shape.get(sharding.EXPERT, 1)
+    return math.prod(axes)
 
 
 def training_helps(run: RunShapes) -> tuple[str, ...]:

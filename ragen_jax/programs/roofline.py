@@ -55,6 +55,9 @@ class Cost:
 class Work:
     """The cost of a model's passes on one of `tensor` x (row shards) chips.
 
+    `expert` row shards share the experts of a mixture: each has a part of them, and runs it on the
+    tokens of all.
+
     With width D, H heads and K key-value heads of size h, and MLP width F, the matrix products of
     one layer take 2 (D (H + 2K) h + H h D + 3 D F) operations per token. Attention takes 4 H h per
     position attended to, including masked positions that the kernel computes. The output head
@@ -63,6 +66,7 @@ class Work:
 
     config: ModelConfig
     tensor: int = 1
+    expert: int = 1
 
     @property
     def _item(self) -> int:
@@ -122,7 +126,11 @@ class Work:
 
     def weight_bytes(self, head: bool = True) -> float:
         """Return the bytes of reading every matrix once."""
-        weights = self.config.layers * self.layer_weights + head * self.head_weights
+        c = self.config
+        weights = c.layers * self.layer_weights + head * self.head_weights
+        if c.experts is not None:  # of which the chip has a part
+            experts = c.layers * 3 * c.width * c.experts.count * c.experts.width
+            weights -= experts * (1 - 1 / self.expert)
         return self._item * weights / self.tensor
 
     def cache_bytes(self, positions: int) -> float:

@@ -29,9 +29,10 @@ from ragen_jax.programs.program import (
     program,
     split,
     training_helps,
+    work_on,
 )
 from ragen_jax.programs.residents import resident_programs, residents, with_residents
-from ragen_jax.programs.roofline import Cost, Work
+from ragen_jax.programs.roofline import Cost
 from ragen_jax.programs.rows import MicroBatchShapes, expected_shapes, micro_batch_structs
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, describe, host, struct
 from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, fold, read
@@ -87,7 +88,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     With slots, yield `slot_programs` instead.
     """
     c, mesh = config, run.sampling_mesh
-    work = Work(run.model.config, mesh.shape["tensor"])
+    work = work_on(run.model.config, mesh)
     shards = sharding.data_shards(mesh)
     G, K, T = c.rollout.groups, c.rollout.group_size, c.rollout.max_new_tokens
     B = -(-G * K // shards) * shards
@@ -176,7 +177,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
     the maximum length.
     """
     c, mesh = config, run.sampling_mesh
-    work = Work(run.model.config, mesh.shape["tensor"])
+    work = work_on(run.model.config, mesh)
     shards = sharding.data_shards(mesh)
     episodes, longest = c.rollout.groups * c.rollout.group_size, c.rollout.max_new_tokens
     with jax.set_mesh(mesh):
@@ -387,7 +388,7 @@ def _resharding(run: RunShapes, mesh: Mesh, *, resident: Any, calls: int) -> Pro
         layout.resharding(run.model, mesh),
         run.base,
         resident=resident,
-        cost=Work(run.model.config, mesh.shape["tensor"]).resharding(shards=split(run)),
+        cost=work_on(run.model.config, mesh).resharding(shards=split(run)),
         calls=calls,
         helps=run.helps,
     )
@@ -422,7 +423,7 @@ def _gradient(
         run.forward_context,
         keywords=keywords,
         resident=(resident, _resident_copy(run)),
-        cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
+        cost=work_on(run.model.config, run.mesh).update(
             *(shapes.positions, shapes.keys, shapes.sizes.reads),
             micro_batches=shapes.count,
             trained=_on_chip(run, trained),
@@ -445,7 +446,7 @@ def _apply(
         apply_gradient,
         *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
         resident=(resident, run.frozen and run.frozen.params, _resident_copy(run)),
-        cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
+        cost=work_on(run.model.config, run.mesh).apply(_on_chip(run, trained)),
         calls=run.config.optimizer.minibatches,
         helps=training_helps(run),
     )
@@ -480,7 +481,7 @@ def _read(
         host(()),
         extra,
         resident=(resident, _resident_copy(run)),
-        cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
+        cost=work_on(run.model.config, run.mesh).read_rows(
             *(shapes.positions, shapes.keys, shapes.sizes.reads),
             micro_batches=shapes.count,
             head=head,

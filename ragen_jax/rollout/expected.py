@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jax.stages import Lowered, Wrapped
 from jax.typing import DTypeLike
 
-from ragen_jax.core.sharding import ROWS, row_shards, spec
+from ragen_jax.core.sharding import row_shards, row_spec, spec
 from ragen_jax.core.types import Params, Turn
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.template import PromptError
@@ -197,4 +197,4 @@ def _rows(shape: tuple[int, ...], dtype: DTypeLike) -> Any:
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.ShapeDtypeStruct(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(ROWS)))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, row_spec(mesh)))

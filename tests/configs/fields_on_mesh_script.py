@@ -15,6 +15,7 @@ import sys
 import jax
 import numpy as np
 from field_entries import configured
+from layer_kinds import mixture
 
 from ragen_jax.config.build import build_meshes
 from ragen_jax.core.sharding import place_rows, shard_micro_batches
@@ -22,7 +23,14 @@ from ragen_jax.model.layout import sampling_params, shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
 SHAPE = ModelConfig(
-    vocab_size=64, width=32, layers=1, heads=8, kv_heads=8, head_dim=4, mlp_width=64
+    vocab_size=64,
+    width=32,
+    layers=1,
+    heads=8,
+    kv_heads=8,
+    head_dim=4,
+    mlp_width=64,
+    **mixture(1, count=8),
 )
 PARAMS = jax.device_get(init_params(SHAPE, jax.random.key(0)))
 
@@ -43,8 +51,10 @@ def held(config):
     return {
         "rows": share(rows),
         "heads": share(params["layers"]["q"]["kernel"]),
+        "experts": share(params["layers"]["experts"]["gate"]),
         "played rows": share(played),
         "played heads": share(policy["layers"]["q"]["kernel"]),
+        "played experts": share(policy["layers"]["experts"]["gate"]),
     }
 
 

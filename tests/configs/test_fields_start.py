@@ -39,12 +39,18 @@ MESHES = {
     "mesh.data": Entry(4, on_mesh(rows=1 / 4, heads=1 / 2, played_rows=1 / 4), REST),
     "mesh.fsdp": Entry(4, on_mesh(rows=1 / 8, heads=1 / 4, played_heads=1 / 4), ROWS),
     "mesh.tensor": Entry(2, on_mesh(rows=1 / 4, heads=1 / 2, played_heads=1 / 2), ROWS),
+    "mesh.expert": Entry(
+        4, on_mesh(rows=1 / 8, heads=1, experts=1 / 4, played_experts=1 / 4), ROWS
+    ),
     "sampling_mesh.data": Entry(
         4,
         on_mesh(rows=1 / 8, heads=1, played_rows=1 / 4, played_heads=1 / 2),
         APART | {"sampling_mesh.data": 2, "sampling_mesh.tensor": -1},
     ),
     "sampling_mesh.fsdp": Entry(4, on_mesh(heads=1, played_rows=1 / 8, played_heads=1 / 4), APART),
+    "sampling_mesh.expert": Entry(
+        4, on_mesh(experts=1, played_rows=1 / 8, played_experts=1 / 4), APART
+    ),
     "sampling_mesh.devices": Entry(
         4, on_mesh(rows=1 / 4, heads=1, played_rows=1 / 4, played_heads=1), ROWS
     ),

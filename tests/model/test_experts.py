@@ -2,13 +2,18 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_processes import on_devices
+from jax.sharding import AbstractMesh
 from layer_kinds import mixture
 
+from ragen_jax.config.build import build_model
+from ragen_jax.configs import base
 from ragen_jax.model import config_json, experts, families, hf, lora, qwen
 from ragen_jax.model.shape import Experts, Layer
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -126,6 +131,26 @@ def test_the_router_by_hand():
     np.testing.assert_allclose(weight_Nk, [[4 / 7, 3 / 7], [0.75, 0.25]], rtol=1e-6)
     _, weight_Nk = experts.route(logits_NE, Experts(4, 2, 1, normalized=False))
     np.testing.assert_allclose(weight_Nk, [[0.4, 0.3], [0.6, 0.2]], rtol=1e-6)
+
+
+@pytest.mark.long
+def test_on_eight_devices():
+    """With devices along the axis of experts or not; one expert has all tokens, one has none."""
+    process = on_devices(8, ["tests/model/experts_on_mesh_script.py"])
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err[-3000:]
+    found = json.loads(out.splitlines()[-1])
+    assert [x["experts"] for x in found.values()] == [8, 4, 2, 1, 4] * 2
+    assert max(x["logp"] for x in found.values()) < 1e-5, found
+    assert max(x["gradient"] for x in found.values()) < 1e-5, found
+
+
+def test_a_mesh_splits_experts_evenly():
+    config, shape = base.get_config().model, qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20)
+    mesh = AbstractMesh((1, 3, 1, 1), ("data", "expert", "fsdp", "tensor"))
+    for one in (shape, dataclasses.replace(shape, **mixture(2))):
+        with pytest.raises(ValueError, match="mesh.expert is 3, which must divide .* experts, "):
+            build_model(config, one, mesh)
 
 
 def test_load_figures_by_hand():

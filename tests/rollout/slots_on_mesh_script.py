@@ -4,6 +4,8 @@ Run by tests/rollout/test_slots.py in a separate process, because the number of 
 when JAX starts. Prints the kinds of layers and the meshes whose episodes were the same.
 """
 
+import math
+
 import jax
 from episode_equality import assert_same_episode
 from test_slots import MIXTURE, WINDOWED, play_seeds, played_by
@@ -21,21 +23,21 @@ def play(model, params, task, **served):
 def main():
     compare("full", MESHES)
     compare("windowed", MESHES[-1:], **dict(WINDOWED))
-    compare("experts", MESHES[-1:], **dict(MIXTURE))
+    compare("experts", (*MESHES[-1:], (2, 1, 2, 2)), **dict(MIXTURE))
 
 
 def compare(kind, meshes, **options):
     model, params, task = played_by("frozen_lake", "full", **options)
     theirs = play(model, params, task)
-    for data, fsdp, tensor in meshes:
-        devices = jax.devices()[: data * fsdp * tensor]
-        mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
+    for sizes in meshes:
+        axes = dict(zip(("data", "fsdp", "tensor", "expert"), sizes, strict=False))
+        mesh = make_mesh(**axes, devices=jax.devices()[: math.prod(sizes)])
         with jax.set_mesh(mesh):
             placed = shard_params(params, model, mesh)
             ours = play(model, placed, task, slots=20, chunk=5)
         for a, b in zip(ours, theirs, strict=True):
             assert_same_episode(model, params, task.key, a, b)
-        print(f"{kind}:{data},{fsdp},{tensor}", flush=True)
+        print(f"{kind}:{','.join(map(str, sizes))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ MESHES = ((8, 1, 1), (2, 4, 1), (2, 2, 2))
 MODELS = {  # kind of layers -> (number of layers, fields of the model's config, meshes)
     "full": (2, {"tied": False}, MESHES),
     "windowed": (5, windowed(5), MESHES[-1:]),
-    "experts": (2, mixture(2), MESHES[1:]),
+    "experts": (2, mixture(2), ((2, 2, 2), (1, 2, 2, 2))),
 }
 
 
@@ -28,7 +28,8 @@ def main():
         model = Qwen(ModelConfig(V, 32, layers, 4, 2, 8, 48, **fields))
         params = init_params(model.config, jax.random.key(0))
         for sizes in meshes:
-            mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+            axes = dict(zip(("data", "fsdp", "tensor", "expert"), sizes, strict=False))
+            mesh = make_mesh(**axes)
             with jax.set_mesh(mesh):
                 placed = shard_params(params, model, mesh)
             for who in ("policy", "critic", "adapter"):
