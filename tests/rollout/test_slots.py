@@ -16,6 +16,7 @@ from layer_kinds import mixture, windowed
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import chunks, pages, slots
@@ -129,6 +130,31 @@ def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
 
 
 @pytest.mark.long
+@pytest.mark.long
+@pytest.mark.parametrize("served", [{}, {"slots": 20, "chunk": 5}], ids=["lock step", "slots"])
+@pytest.mark.parametrize(
+    "kinds", [(), WINDOWED, MIXTURE], ids=["full attention", "windows", "experts"]
+)
+def test_sampler_and_trainer_agree_over_five_turns(kinds, served):
+    """Log-probs of sampled tokens, by the caches of sampling and by a pass over the whole row."""
+    model, params, task = played_by("frozen_lake", "full", **dict(kinds))
+    budgets = dataclasses.replace(BUDGETS, max_turns=5, max_actions=20)
+    episodes = collected(model, params, task, budgets=budgets, **served)
+    last = [one.turns[-1] for one in episodes]
+    rows = [np.concatenate([turn.prompt, turn.sampled]) for turn in last]
+    tokens_BT = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, tokens_T in zip(rows, tokens_BT, strict=True):
+        tokens_T[: len(row)] = row
+    logp_BT = np.asarray(token_logps(model, params, tokens_BT))
+    compared = 0
+    for one, logp_T in zip(episodes, logp_BT, strict=True):
+        for turn in one.turns:  # each prompt continues the turn before it
+            at = len(turn.prompt) + np.arange(len(turn.sampled))
+            np.testing.assert_allclose(turn.logp, logp_T[at], atol=1e-4)
+            compared += len(at)
+    assert max(len(one.turns) for one in episodes) == 5 and compared > 500
+
+
 def test_truncated_sampling_is_the_same():
     model, params, task = played_by("frozen_lake", "full")
     cut = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01)
