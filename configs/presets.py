@@ -24,6 +24,8 @@ LLMS = {
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
 }
 
+MIXTURES = ("qwen3-30b-a3b",)  # those of LLMS that are mixtures of experts
+
 # Small language models, with settings for two CPU cores: brief prompts, and a start that imitates
 # the environment's expert.
 SMALL_LLMS = {
@@ -50,6 +52,9 @@ SHARDED = {
     **{"mesh.data": 1, "mesh.fsdp": -1},
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
+
+# The same for a mixture of experts: while sampling, each device holds a part of the experts.
+SPREAD = {"sampling_mesh.data": 1, "sampling_mesh.expert": -1}
 
 # Preset llm is for any Qwen2.5, Qwen3, Llama 3 or Gemma 3 model in model.path. It leaves fields
 # open that depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them
@@ -168,6 +173,8 @@ def apply(config: ConfigDict, model: str) -> None:
         config.model.dtype = "bfloat16"
         config.model.remat = True
         config.update_from_flattened_dict(SHARDED)
+        if model in MIXTURES:
+            config.update_from_flattened_dict(SPREAD)
         _limit_diagnosis(config)
         config.optimizer.micro_batch = (
             16  # for 16 devices; must be a multiple of the number of devices

@@ -74,6 +74,8 @@ def make_mesh(
         sizes[free[0]] = len(devices) // fixed
     elif fixed != len(devices) or free:
         raise ValueError(f"{shown} does not fit {len(devices)} device(s)")
+    if sizes.get(EXPERT) == 1:
+        del sizes[EXPERT]
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
 
 

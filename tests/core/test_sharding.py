@@ -14,6 +14,16 @@ from ragen_jax.model.layout import param_shardings, sampling_params
 from ragen_jax.storage.metrics_reader import read_metrics
 
 
+def test_a_mesh_has_an_axis_of_experts_only_if_it_splits_them():
+    one = make_mesh(data=1, fsdp=1, tensor=1, expert=-1, devices=jax.devices()[:1])
+    assert one.axis_names == MESH_AXES
+    mesh = AbstractMesh((2, 4, 1, 2), ("data", "expert", "fsdp", "tensor"))
+    assert spec(("rows", "experts", "mlp"), (8, 8, 6), mesh) == PartitionSpec(
+        ("data", "expert", "fsdp"), ("expert",), ("tensor",)
+    )
+    assert spec(("experts",), (6,), mesh) == PartitionSpec(None)  # six over four devices
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "mesh",
