@@ -340,6 +340,8 @@ class Algorithm(Section):
     # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
     kl_gain: float = number(0.1, 0, 4, KL, KL_TARGET)
     entropy_coef: float = number(0.001, 0, 1000)  # coefficient of the exact entropy bonus
+    # Coefficient of the load-balancing loss of a mixture of experts (model/experts.py); 0: none.
+    balance_coef: float = number(0.0, 0, 1000)
     # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
     # lower_groups (the half of the groups with the larger or smaller filter score)
     entropy_on: str = one_of("all", ENTROPY_ON, ENTROPY)

@@ -463,6 +463,7 @@ def build_loss(config: Config, reference_model: Qwen | None = None) -> Loss:
         kl_kind=a.kl_kind,
         kl_coef=a.kl_coef if a.kl_in == "loss" else 0.0,
         entropy_coef=a.entropy_coef,
+        balance_coef=a.balance_coef,
         reference_model=reference_model,
     )
 
@@ -570,8 +571,16 @@ def build_learner(
       sampling_mesh: None for the training mesh.
       images: the images that rows show.
       teacher: the model of algorithm.kl_reference, if the config names one.
+
+    Raises:
+      ValueError: a load-balancing loss for a model without experts.
     """
     c, a, o = config, config.algorithm, config.optimizer
+    if a.balance_coef and model.config.experts is None:
+        raise ValueError(
+            f"config.algorithm.balance_coef is {a.balance_coef:g}, but the model has no experts; "
+            "set it to 0"
+        )
     frozen = reference = critic_state = None
     optimizer = build_optimizer(c.optimizer)
     trained = params

@@ -7,6 +7,7 @@ are compared, with one forward pass of each row and one vjp per part:
 
     task      the policy term, with advantages R - mean of the group
     kl        kl_coef * KL(policy || reference)
+    balance   balance_coef * the load-balancing loss of a mixture of experts
     entropy   -entropy_coef * H, on every token, regardless of algorithm.entropy_on and entropy_gate
 
 The advantages are those of appendix H, regardless of the training algorithm: a division by the
@@ -96,7 +97,8 @@ def check_edges(edges: Sequence[float], name: str) -> None:
 
 def part_names(loss: Loss) -> tuple[str, ...]:
     """Return the names of a loss's parts, in the order of every P axis."""
-    return ("task", *(["kl"] if loss.kl_coef else []), *(["entropy"] if loss.entropy_coef else []))
+    coefs = {"kl": loss.kl_coef, "entropy": loss.entropy_coef, "balance": loss.balance_coef}
+    return ("task", *(name for name, coef in coefs.items() if coef))
 
 
 def part_gradients(

@@ -18,7 +18,7 @@ Axes: B rows, T tokens, N = B * T, D width, E experts, k experts of a token, F w
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -32,13 +32,20 @@ from ragen_jax.model.shape import Experts
 Activation = Callable[[jax.Array], jax.Array]
 
 
-def route(logits_NE: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
-    """Return (index of each token's experts, int32 [N, k]; their weights, float32 [N, k])."""
+class Routing(NamedTuple):
+    """The decisions of a router about some tokens."""
+
+    index: jax.Array  # int32 [.., k], the experts of each token
+    probability: jax.Array  # float32 [.., E]
+
+
+def route(logits_NE: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (each token's experts, int32 [N, k]; their weights [N, k]; probabilities [N, E])."""
     probability_NE = jax.nn.softmax(logits_NE.astype(jnp.float32), axis=-1)
     weight_Nk, index_Nk = jax.lax.top_k(probability_NE, experts.chosen)
     if experts.normalized:
         weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdims=True)
-    return index_Nk, weight_Nk
+    return index_Nk, weight_Nk, probability_NE
 
 
 def wide(
@@ -92,6 +99,23 @@ def ragged(
     return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
 
 
+def balance(chosen_LRE: jax.Array, probability_LRE: jax.Array) -> jax.Array:
+    """Return the load-balancing loss of each row, float32 [R], a mean over the layers.
+
+    It is E / k * sum_e f_e P_e, where f_e is the number of a row's tokens that chose expert e over
+    the number of its tokens, and P_e the mean of their probability (arXiv 2101.03961, section 2.2;
+    of each row as in arXiv 2412.19437, section 2.1.2, so that it does not depend on which rows
+    share a micro-batch). It is 1 if a row's tokens are spread evenly. Its gradient flows through
+    P only.
+
+    Args:
+      chosen_LRE: f of each row; sums to k.
+      probability_LRE: P of each row.
+    """
+    (L, _, E), k = chosen_LRE.shape, jnp.maximum(chosen_LRE.sum(-1, keepdims=True), 1e-9)
+    return E / L * jnp.einsum("lre,lre->r", jax.lax.stop_gradient(chosen_LRE / k), probability_LRE)
+
+
 def load_figures(count_LE: np.ndarray) -> tuple[float, float]:
     """Return (load, entropy) of experts, means over the layers.
 
@@ -124,8 +148,8 @@ class ExpertMLP(nn.Module):
     act: Activation
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return (the result, [B, T, D]; each token's experts, int32 [B, T, k])."""
+    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> tuple[jax.Array, Routing]:
+        """Return (the result, [B, T, D]; the experts of each token)."""
         D, E, F = x_BTD.shape[-1], self.experts.count, self.experts.width
 
         def kernel(name, shape, axes):
@@ -140,10 +164,13 @@ class ExpertMLP(nn.Module):
             kernel("up", (E, D, F), ("experts", "embed", "mlp")),
             kernel("down", (E, F, D), ("experts", "mlp", "embed")),
         )
-        index, weight = route(logits_BTE.reshape(-1, E), self.experts)
-        index_BTk, weight_BTk = (x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight))
+        index, weight, probability = route(logits_BTE.reshape(-1, E), self.experts)
+        index_BTk, weight_BTk, probability_BTE = (
+            x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight, probability)
+        )
         form = functools.partial(FORMS[self.form], act=self.act)
-        return _by_shard(form, x_BTD, index_BTk, weight_BTk, kernels), index_BTk
+        y_BTD = _by_shard(form, x_BTD, index_BTk, weight_BTk, kernels)
+        return y_BTD, Routing(index_BTk, probability_BTE)
 
 
 def _by_shard(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from ragen_jax.core.sharding import constrain, vocabulary_shards
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.attention import Tree, take_along_rows
+from ragen_jax.model.experts import Routing
 from ragen_jax.model.qwen import Qwen, head
 
 VOCAB_CHUNK = 8192  # logits of one token held at a time
@@ -217,13 +218,12 @@ def predicting_states(model: Qwen, params: Params, rows: PackedRows) -> jax.Arra
     return _predicting(hidden_BLD, rows)
 
 
-def predicting_experts(
-    model: Qwen, params: Params, rows: PackedRows
-) -> tuple[jax.Array, jax.Array]:
-    """Return (`predicting_states`, the experts of these positions, int32 [layers, P, E, k])."""
-    output: Any = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree, keep_experts=True)
-    hidden_BLD, _, experts = output
-    return _predicting(hidden_BLD, rows), jax.vmap(lambda x: _predicting(x, rows))(experts)
+def states_and_routing(model: Qwen, params: Params, rows: PackedRows) -> tuple[jax.Array, Routing]:
+    """Return (`predicting_states`, the `Routing` of these positions, [layers, P, E])."""
+    output: Any = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree, keep_routing=True)
+    hidden_BLD, _, routing = output
+    of_layers = jax.vmap(lambda x: _predicting(x, rows))
+    return _predicting(hidden_BLD, rows), jax.tree.map(of_layers, routing)
 
 
 def _predicting(x_BLX: jax.Array, rows: PackedRows) -> jax.Array:
@@ -240,12 +240,12 @@ def packed_statistics(
     *,
     temperature: Array | float = 1.0,
     reference: tuple[Qwen, Params] | None = None,
-    keep_experts: bool = False,
-) -> tuple[jax.Array, ...]:
+    keep_routing: bool = False,
+) -> tuple[Any, ...]:
     """Return (logp, entropy) of the tokens given those before them; KL with a reference.
 
-    The vocabulary is read for these tokens alone. With `keep_experts`, the experts of
-    `predicting_experts` come last.
+    The vocabulary is read for these tokens alone. With `keep_routing`, that of
+    `states_and_routing` comes last.
 
     Args:
       model, params, temperature: as in `token_statistics`.
@@ -254,28 +254,34 @@ def packed_statistics(
     Returns:
       float32 [P, E] each.
     """
-    if keep_experts:
-        states, *experts = predicting_experts(model, params, rows)
+    if keep_routing:
+        states, *routing = states_and_routing(model, params, rows)
     else:
-        states, experts = predicting_states(model, params, rows), ()
+        states, routing = predicting_states(model, params, rows), ()
     other = None
     if reference is not None:
         other = predicting_states(reference[0], reference[1], rows), head(reference[1])
     found = vocabulary_statistics(
         states, head(params), jnp.asarray(rows.target_PE), temperature, other
     )
-    return *found, *experts
+    return *found, *routing
 
 
-def count_tokens(mask_RT: Array, entry_RT: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return the sum of the mask over the tokens that each prediction is for, float32 [P, E].
+def entry_weights(weight_RT: Array, entry_RT: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """Return the weight of each of a shard's predictions in each of its rows, [P, R / P, E].
 
     Args:
-      entry_RT, shape: as in `unpack`, and [P, E].
+      weight_RT: float32, of each token of a row.
+      entry_RT, shape: as in `unpack`, and (P, E).
     """
-    zero_PE = jnp.zeros(shape, jnp.float32)
-    (count_PE,) = jax.linear_transpose(lambda x: unpack(x, entry_RT), zero_PE)(mask_RT)
-    return count_PE
+    (P, E), T = shape, entry_RT.shape[1]
+    weight_PRT = jnp.where(entry_RT < 0, 0.0, weight_RT).reshape(P, -1, T)
+    entry_PRT = jnp.maximum(entry_RT, 0).reshape(P, -1, T)
+
+    def spread(entry_T, weight_T):
+        return jnp.zeros(E, jnp.float32).at[entry_T].add(weight_T)
+
+    return jax.vmap(jax.vmap(spread))(entry_PRT, weight_PRT)
 
 
 def unpack(x_PE: jax.Array, entry_RT: jax.Array) -> jax.Array:

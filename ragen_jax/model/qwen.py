@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Segment, Tree, attend
-from ragen_jax.model.experts import ExpertMLP
+from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
@@ -111,7 +111,7 @@ class Block(nn.Module):
         tree: Tree | None,
         kind: jax.Array | int | None,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
-    ) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array] | None, jax.Array | None]]:
+    ) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array] | None, Routing | None]]:
         """Run the layer; return (x, (keys and values, each token's experts)).
 
         Args:
@@ -151,12 +151,12 @@ class Block(nn.Module):
         x = x + finish(o, "attention")
         x = constrain(x, "rows", None, None)
 
-        h, index_BTk = norm(name="mlp_norm")(x), None
+        h, routing = norm(name="mlp_norm")(x), None
         act = ACTIVATIONS[c.activation]
         if c.experts is not None:
             router = Linear((D, c.experts.count), ("embed", "router"), name="router")(h)
             mlp = ExpertMLP(c.experts, c.expert_form, act, name="experts")
-            down, index_BTk = mlp(h, router)
+            down, routing = mlp(h, router)
         else:
             gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
             up = Linear((D, F), ("embed", "mlp"), name="up")(h)
@@ -164,7 +164,7 @@ class Block(nn.Module):
         x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
-        return x, (kv, index_BTk)
+        return x, (kv, routing)
 
 
 def _attend_as(
@@ -206,7 +206,7 @@ class Qwen(nn.Module):
         *,
         tree: Tree | None = None,
         keep_kv: bool = False,
-        keep_experts: bool = False,
+        keep_routing: bool = False,
     ) -> tuple[Any, ...]:
         """Run the layers over new tokens.
 
@@ -222,11 +222,11 @@ class Qwen(nn.Module):
           tree: the prefix tree of the rows that are packed into each row of tokens, without
             segments. None: a row of tokens is one sequence.
           keep_kv: whether to return the new tokens' keys and values.
-          keep_experts: whether to return the new tokens' experts, in a model that has experts.
+          keep_routing: whether to return the new tokens' experts, in a model that has experts.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None), and
-          with keep_experts int32 [L, B, T, k].
+          with keep_routing the `Routing` of [L, B, T].
 
         Raises:
           ValueError: three positions per token for a model with one.
@@ -278,21 +278,21 @@ class Qwen(nn.Module):
         mixed = len(c.attention_kinds) > 1
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
             stacked = self.variables["params"]["layers"]
-            layer_kvs, layer_experts = [], []
+            layer_kvs, layer_routing = [], []
             for layer in range(c.layers):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
-                x, (kv, index) = block(c, parent=None).apply(
+                x, (kv, routing) = block(c, parent=None).apply(
                     {"params": layer_params},
                     *(x, angles, rows, keep_kv, tree),
                     kind_of[layer] if mixed else None,
                     memory,
                 )
                 layer_kvs.append(kv)
-                layer_experts.append(index)
-            kv, experts = None, None
-            if keep_experts:
-                experts = jnp.stack(layer_experts)
+                layer_routing.append(routing)
+            kv = routing = None
+            if keep_routing:
+                routing = jax.tree.map(lambda *x: jnp.stack(x), *layer_routing)
             if keep_kv:
                 k, v = zip(*layer_kvs, strict=True)
                 kv = k, v
@@ -306,13 +306,13 @@ class Qwen(nn.Module):
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             kinds = jnp.array(kind_of, jnp.int32) if mixed else None
-            x, (kv, experts) = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kinds, kvs)
+            x, (kv, routing) = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kinds, kvs)
         x = RMSNorm(c.norm_eps, c.norm_plus_one, name="final_norm")(x)
         x = x.reshape(*tokens_BT.shape, c.width)
-        if not keep_experts:
+        if not keep_routing:
             return x, kv
-        assert experts is not None
-        return x, kv, experts.reshape(c.layers, *tokens_BT.shape, -1)
+        shape = c.layers, *tokens_BT.shape
+        return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
 
 def head(params: Params) -> jax.Array:

@@ -20,8 +20,8 @@ from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import replicate
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
-from ragen_jax.model.experts import load_figures
-from ragen_jax.model.likelihood import count_tokens, packed_statistics, unpack
+from ragen_jax.model.experts import balance, load_figures
+from ragen_jax.model.likelihood import entry_weights, packed_statistics, unpack
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.update import optimize
@@ -46,6 +46,7 @@ class Loss:
     kl_kind: str
     kl_coef: float
     entropy_coef: float
+    balance_coef: float = 0.0
     reference_model: Qwen | None = None  # the KL reference's model; None: the policy's
 
 
@@ -143,6 +144,7 @@ class PolicyLoss:
         | task | the objective's term (objectives.OBJECTIVES) |
         | kl | kl_coef * kl_scale * KL(policy || reference); absent if kl_coef is 0 |
         | entropy | -entropy_coef * H, times piece["bonus"] if present |
+        | balance | balance_coef * `experts.balance` of the row; absent if the coefficient is 0 |
 
         Args:
           params: the trained parameters.
@@ -174,14 +176,22 @@ class PolicyLoss:
             rows,
             temperature=loss.temperature,
             reference=reference if exact else None,
-            keep_experts=model.config.experts is not None,
+            keep_routing=model.config.experts is not None,
         )
-        counts = {}
+        counts, balance_BT = {}, None
         if model.config.experts is not None:
-            *statistics, index_LPEk = statistics
-            count_PE = count_tokens(mask_BT, piece["entry"], index_LPEk.shape[1:3])
-            chosen = jax.nn.one_hot(index_LPEk, model.config.experts.count).sum(-2)
-            counts["expert_counts"] = jnp.einsum("lpex,pe->lx", chosen, count_PE)
+            *statistics, routing = statistics
+            weight_PRE = entry_weights(mask_BT, piece["entry"], routing.index.shape[1:3])
+            chosen = jax.nn.one_hot(routing.index, model.config.experts.count).sum(-2)
+            counts["expert_counts"] = jnp.einsum("lpex,pre->lx", chosen, weight_PRE)
+            if loss.balance_coef:
+                weight_PRE /= jnp.maximum(weight_PRE.sum(-1, keepdims=True), 1)
+                means = [
+                    jnp.einsum("lpex,pre->lprx", x, weight_PRE)
+                    for x in (chosen, routing.probability)
+                ]
+                balance_B = balance(*(x.reshape(len(x), -1, x.shape[-1]) for x in means))
+                balance_BT = jnp.broadcast_to(balance_B[:, None], mask_BT.shape)
         logp_BT, entropy_BT, *exact_kl = (unpack(x, piece["entry"]) for x in statistics)
         old_BT = piece["logp"]
         if unchanged is not None:
@@ -202,6 +212,8 @@ class PolicyLoss:
         further: dict[str, tuple[jax.Array | float, jax.Array]] = {
             "entropy": (-loss.entropy_coef, entropy_BT)
         }
+        if balance_BT is not None:
+            further["balance"] = loss.balance_coef, balance_BT
         factor = {"entropy": piece["bonus"]} if "bonus" in piece else {}
         if exact:
             further["kl"] = loss.kl_coef * self.kl_scale, exact_kl[0]

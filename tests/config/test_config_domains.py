@@ -66,6 +66,7 @@ BEYOND = {
     "algorithm.kl_target": (-0.1,),
     "algorithm.kl_gain": (-0.1, 5.0),
     "algorithm.entropy_coef": (-0.001,),
+    "algorithm.balance_coef": (-0.001,),
     "algorithm.entropy_gate": (-0.1, 1.0),
     "algorithm.zvp_coef": (-0.1,),
     "algorithm.mismatch_cap": (-1.0,),

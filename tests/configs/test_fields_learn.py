@@ -5,6 +5,7 @@ values that one part of a step passes to the next.
 """
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -14,6 +15,7 @@ import optax
 import pytest
 from field_entries import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
+from layer_kinds import mixture
 from shared_rows import NEVER
 
 from ragen_jax.algorithm import advantage
@@ -78,7 +80,7 @@ def episodes(make_turn, make_episode):
     return {context: groups(context) for context in ("single_turn", "full")}
 
 
-CREDIT, GRADIENTS = "credit", "gradients"
+CREDIT, GRADIENTS, EXPERTS = "credit", "gradients", "experts"
 # The sampler's log-probs minus the policy's.
 SHIFTS = {
     "near": lambda noise_BT: 0.2 * noise_BT,
@@ -90,24 +92,35 @@ SHIFTS = {
 
 @pytest.fixture(scope="module")
 def outcome(episodes):
-    shape = ModelConfig(
-        vocab_size=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24
-    )
-    model, initial = Qwen(shape), init_params(shape, jax.random.key(0))
-    rng = np.random.default_rng(1)
-    moved = jax.tree.map(lambda x: x + 0.2 * rng.normal(size=x.shape).astype(np.float32), initial)
-    statistics = jax.jit(
-        lambda params, tokens, t: token_statistics(model, params, tokens, temperature=t)
-    )
+    @functools.cache
+    def policy_of(kinds):
+        """(model, initial parameters, moved parameters, its log-probs and entropies)."""
+        shape = ModelConfig(
+            vocab_size=V, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24
+        )
+        if kinds == EXPERTS:
+            shape = dataclasses.replace(shape, **mixture(1))
+        model, initial = Qwen(shape), init_params(shape, jax.random.key(0))
+        rng = np.random.default_rng(1)
+        moved = jax.tree.map(
+            lambda x: x + 0.2 * rng.normal(size=x.shape).astype(np.float32), initial
+        )
+        statistics = jax.jit(
+            lambda params, tokens, t: token_statistics(model, params, tokens, temperature=t)
+        )
+        return model, initial, moved, statistics
 
     @once
     def stage(config, given):
         """A step of a policy that has moved away from the run's initial policy.
 
         given: a key of SHIFTS; CREDIT, to stop after tokens are credited; GRADIENTS, to stop after
-        the gradient report; or a number that multiplies all rewards.
+        the gradient report; EXPERTS, for a model with experts; or a number that multiplies all
+        rewards.
         """
         shift = given if given in SHIFTS else "near"
+        kinds = EXPERTS if given == EXPERTS else "dense"
+        model, initial, moved, statistics = policy_of(kinds)
         mesh, _ = build_meshes(config)
         learner, state = build_learner(
             load_config(config), model, jax.tree.map(jnp.copy, initial), mesh
@@ -275,6 +288,13 @@ BARE |= {"algorithm.kl_kind": "k1"}  # for KL in the reward
 # Changed together; each has a separate claim.
 CLIPS = {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0, "algorithm.clip_c": 9.0}
 COEFS = {"algorithm.kl_coef": 0.5, "algorithm.entropy_coef": 0.3, "algorithm.kl_kind": "k1"}
+
+
+def balanced(before, behind):
+    """The loss grows by the coefficient times the load-balancing loss, which is at least 1."""
+    added = behind.metrics["update/loss"] - before.metrics["update/loss"]
+    loss = behind.metrics.get("update/balance", 0)
+    return "update/balance" not in before.metrics and loss > 1 and near(added, 0.3 * loss)
 
 
 def kept(*groups):
@@ -493,6 +513,7 @@ ALGORITHM = {
         ALL | {"algorithm.kl_target": 1e-4},
     ),
     "algorithm.entropy_coef": Entry(0.3, regularised, ALL, COEFS),
+    "algorithm.balance_coef": Entry(0.3, balanced, ALL, given=EXPERTS),
     "algorithm.entropy_on": Entry(
         "upper_groups", of_the_upper_half, ALL | {"algorithm.entropy_coef": 0.3}, COEFS
     ),

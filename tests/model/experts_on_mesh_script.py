@@ -42,8 +42,8 @@ def main():
         gradient, logp_BT = jax.jit(jax.grad(total, has_aux=True))(params)
         return jax.device_get((gradient, logp_BT))
 
-    *_, index = Qwen(config).apply({"params": params}, tokens_BT, keep_experts=True)
-    count_LX = np.stack([np.bincount(x.ravel(), minlength=8) for x in np.asarray(index)])
+    *_, routing = Qwen(config).apply({"params": params}, tokens_BT, keep_routing=True)
+    count_LX = np.stack([np.bincount(x.ravel(), minlength=8) for x in np.asarray(routing.index)])
     assert (count_LX[:, 2] == ROWS * TOKENS).all() and (count_LX[:, 5] == 0).all()
     gradient, logp_BT = run(params, "wide", tokens_BT, weight_BT)
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(gradient))

@@ -12,8 +12,10 @@ from device_processes import on_devices
 from jax.sharding import AbstractMesh
 from layer_kinds import mixture
 
-from ragen_jax.config.build import build_model
+from ragen_jax.config.build import build_learner, build_model
+from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import config_json, experts, families, hf, lora, qwen
 from ragen_jax.model.shape import Experts, Layer
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -126,10 +128,11 @@ def test_a_form_is_the_sum_over_the_experts_of_each_token(form, load):
 
 def test_the_router_by_hand():
     logits_NE = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4], [0.6, 0.1, 0.1, 0.2]]))
-    index_Nk, weight_Nk = experts.route(logits_NE, Experts(4, 2, 1))
+    index_Nk, weight_Nk, probability_NE = experts.route(logits_NE, Experts(4, 2, 1))
     assert index_Nk.tolist() == [[3, 2], [0, 3]]
     np.testing.assert_allclose(weight_Nk, [[4 / 7, 3 / 7], [0.75, 0.25]], rtol=1e-6)
-    _, weight_Nk = experts.route(logits_NE, Experts(4, 2, 1, normalized=False))
+    np.testing.assert_allclose(probability_NE, jnp.exp(logits_NE), rtol=1e-6)
+    _, weight_Nk, _ = experts.route(logits_NE, Experts(4, 2, 1, normalized=False))
     np.testing.assert_allclose(weight_Nk, [[0.4, 0.3], [0.6, 0.2]], rtol=1e-6)
 
 
@@ -151,6 +154,15 @@ def test_a_mesh_splits_experts_evenly():
     for one in (shape, dataclasses.replace(shape, **mixture(2))):
         with pytest.raises(ValueError, match="mesh.expert is 3, which must divide .* experts, "):
             build_model(config, one, mesh)
+
+
+def test_the_load_balancing_loss_by_hand():
+    even, skewed = np.full(4, 0.25), np.array([0.7, 0.1, 0.1, 0.1])
+    # One layer, rows of one token: two chosen experts of four.
+    found = experts.balance(np.array([[[1, 1, 0, 0], [1, 0, 1, 0]]]), np.array([[even, skewed]]))
+    np.testing.assert_allclose(found, [1.0, 4 * 0.5 * (0.7 + 0.1)], rtol=1e-6)
+    nothing = experts.balance(np.zeros((1, 1, 4)), even[None, None])
+    assert nothing.tolist() == [0.0]
 
 
 def test_load_figures_by_hand():
@@ -222,3 +234,11 @@ def test_adapters_are_those_of_attention():
         for f in (lora.attach, lora.merge)
     )
     np.testing.assert_allclose(attached, merged, rtol=0, atol=1e-5)
+
+
+def test_a_load_balancing_loss_needs_experts():
+    config = base.get_config()
+    config.algorithm.balance_coef = 0.01
+    dense = qwen.Qwen(qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20))
+    with pytest.raises(ValueError, match="balance_coef is 0.01, but the model has no experts"):
+        build_learner(load_config(config), dense, {}, make_mesh(data=1, fsdp=1, tensor=1))

@@ -189,7 +189,8 @@ def test_the_load_of_experts_is_that_of_the_trained_tokens(policy, mesh, micro_b
     model, params = Qwen(shape), init_params(shape, jax.random.key(3))
     batch, advantage = make_rows((model, params), 6)
     _, metrics = run((model, params), mesh, batch, advantage, ref=params, micro_batch=micro_batch)
-    *_, index_LBTk = model.apply({"params": params}, batch.tokens_BT, keep_experts=True)
+    *_, routing = model.apply({"params": params}, batch.tokens_BT, keep_routing=True)
+    index_LBTk = routing.index
     count_LX = np.zeros((shape.layers, shape.experts.count))
     for layer, row, at in np.ndindex(index_LBTk.shape[:3]):
         if at + 1 < batch.mask_BT.shape[1] and batch.mask_BT[row, at + 1]:
@@ -200,6 +201,44 @@ def test_the_load_of_experts_is_that_of_the_trained_tokens(policy, mesh, micro_b
     assert metrics["update/expert_load"] == pytest.approx(load, abs=1e-5)
     assert metrics["update/expert_entropy"] == pytest.approx(entropy, abs=1e-5)
     assert load > 1.02
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("micro_batch", [1, 6])
+def test_the_load_balancing_loss_is_that_of_its_definition(policy, mesh, micro_batch):
+    """Its value, and the gradient of the whole loss."""
+    shape = dataclasses.replace(policy[0].config, **mixture(policy[0].config.layers))
+    model, params = Qwen(shape), init_params(shape, jax.random.key(3))
+    batch, advantage = make_rows((model, params), 6)
+    loss = dataclasses.replace(LOSS, balance_coef=0.7)
+
+    def mean_balance(params):
+        *_, routing = model.apply({"params": params}, batch.tokens_BT, keep_routing=True)
+        total = 0.0
+        for row, mask_T in enumerate(batch.mask_BT):
+            at = np.flatnonzero(mask_T) - 1  # the positions that predict the row's tokens
+            of_layers = 0.0
+            for layer in range(shape.layers):
+                chosen = np.bincount(np.ravel(routing.index[layer, row, at]), minlength=4)
+                fraction_X = chosen / chosen.sum()
+                of_layers += 4 * (fraction_X * routing.probability[layer, row, at].mean(0)).sum()
+            total += of_layers / shape.layers * len(at)
+        return total / batch.mask_BT.sum()
+
+    def objective(params):
+        plain = reference_loss((model, policy_params), params, batch, advantage, loss)
+        return plain + 0.7 * mean_balance(params)
+
+    policy_params = params
+    value, grads = jax.value_and_grad(objective)(params)
+    found, metrics = run(
+        (model, params), mesh, batch, advantage, loss=loss, micro_batch=micro_batch
+    )
+    expected = jax.tree.map(lambda p, g: p - g, params, grads)
+    assert largest_difference(found, expected) < 2e-6
+    assert metrics["update/loss"] == pytest.approx(float(value), abs=1e-5)
+    assert metrics["update/balance"] == pytest.approx(float(mean_balance(params)), abs=1e-5)
+    assert 1.0 < metrics["update/balance"] < 2.0
 
 
 def test_loss_scale_multiplies_the_step(policy, mesh):

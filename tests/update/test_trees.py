@@ -335,7 +335,8 @@ def update_gradient(model, params, mesh, who, form, *, micro_batch=4, seed=0, or
     numbers = rng.normal(size=(ROWS, T)).astype(np.float32) * batch.mask_BT
     layout = MinibatchLayout(mesh, 1, micro_batch, ROWS)
     args = dict(rng=np.random.default_rng(order))
-    loss = dataclasses.replace(LOSS, norm_length=T)
+    balance_coef = 0.5 if model.config.experts else 0.0
+    loss = dataclasses.replace(LOSS, norm_length=T, balance_coef=balance_coef)
     with trees(form), jax.set_mesh(mesh):
         if who == "critic":
             value_loss = critic.ValueLoss(0.3, loss.aggregation, T)
