@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from benchmarks import (
+    accelerator,
     ahead,
     alarm,
     alarm_bound,
@@ -19,7 +20,6 @@ from benchmarks import (
     endpoint,
     filtering,
     generation,
-    gpu,
     grpo_step,
     harness_learning,
     lengths,
@@ -64,12 +64,12 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
-    "gpu": (gpu.gpu, 5, "bfloat16"),
 }
 # name: (module with report and as_table, default number of runs)
 SIMULATIONS = {"alarm": (alarm, 400), "alarm-bound": (alarm_bound, 400)}
 # name: module whose main parses the remaining arguments
 OWN_OPTIONS = {
+    "accelerator": accelerator,
     "chaos": chaos,
     "curves": curves,
     "grpo-step": grpo_step,
@@ -120,25 +120,19 @@ def main(argv=None):
         "--repeats", type=int, help="measured runs of each side, after a warm-up; simulated runs"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--shape", help="model shape of the gpu case: tiny, or a published shape")
     if not argv:
         parser.print_help()
         return
     options = parser.parse_args(argv)
     if options.repeats is not None and options.repeats < 1:
         parser.error("--repeats must be at least 1")
-    if options.shape and options.case != "gpu":
-        parser.error("--shape is only for the gpu case")
-    if options.shape and options.shape not in ("tiny", *llm.SHAPES):
-        parser.error(f"--shape must be one of tiny, {', '.join(llm.SHAPES)}")
     if options.case in SIMULATIONS:
         module, usual = SIMULATIONS[options.case]
         found = module.report(options.repeats or usual)
         print(measure.as_json(found) if options.json else module.as_table(found))
         return
     keep_freed_memory(one_arena=options.case in ONE_ARENA)
-    sizes = {"name": options.shape} if options.shape else {}
-    found = run(options.case, options.repeats, **sizes)
+    found = run(options.case, options.repeats)
     print(measure.as_json(found) if options.json else measure.as_table(found))
 
 

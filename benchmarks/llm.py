@@ -5,16 +5,20 @@ import functools
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need
 from ragen_jax.algorithm.losses import minibatch_weights
+from ragen_jax.core.compilation import compiled
 from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.attention import Segment
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys, prefill
+from ragen_jax.rollout.chunks import empty_page
+from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys
 from ragen_jax.update.buckets import split_by_length
 from ragen_jax.update.optimize import (
     MinibatchLayout,
@@ -24,7 +28,8 @@ from ragen_jax.update.optimize import (
     no_gradient,
 )
 from ragen_jax.update.pieces import TokenRows
-from ragen_jax.update.policy import Loss, init_state, policy_gradient
+from ragen_jax.update.policy import ForwardContext, Loss, init_state, policy_gradient
+from ragen_jax.update.state import TrainState
 
 TINY = ModelConfig(
     vocab_size=512, width=128, layers=6, heads=4, kv_heads=2, head_dim=32, mlp_width=512
@@ -53,16 +58,24 @@ def shape(name, dtype):
 # ------------------------------------------------------------------------------ ours
 
 
+def default_mesh():
+    """Return the default mesh of a run: all devices along the data axis."""
+    return make_mesh(data=-1, fsdp=1, tensor=1)
+
+
 def random_params(config):
     """Return random float32 parameters, made by one program so that there is only one copy."""
     return jax.jit(functools.partial(init_params, config))(jax.random.key(0))
 
 
 def decoder(model, params, *, rows, cached, steps):
-    """Return a function that runs `steps` decode steps of `rows` rows over `cached` positions."""
-    tokens_BP = np.ones((rows, cached), np.int32)
-    length_B = np.full(rows, cached, np.int32)
-    segment, logits_BV = prefill(model, params, tokens_BP, length_B)
+    """Return a function that runs `steps` decode steps of `rows` rows over `cached` positions.
+
+    The cached keys and values are 0: the time of a step does not depend on them.
+    """
+    k, v = empty_page(model, params, rows=rows, positions=cached)
+    segment = Segment(k=k, v=v, length_N=jnp.full(rows, cached, jnp.int32))
+    logits_BV = jnp.zeros((rows, model.config.vocab_size), jnp.float32)
     keys_B = episode_keys(jax.random.key(0), range(rows), range(rows), 0)
 
     def run():
@@ -74,7 +87,7 @@ def decoder(model, params, *, rows, cached, steps):
             keys_B,
             np.full(rows, steps + 1, np.int32),
             np.float32(1.0),
-            # the first token comes from prefill's logits
+            # the first token is drawn from the given logits
             settings=DecodeSettings(max_tokens=steps + 1, stop_ids=()),
         )
         jax.block_until_ready(found.tokens_BT)
@@ -82,10 +95,55 @@ def decoder(model, params, *, rows, cached, steps):
     return run
 
 
+@dataclasses.dataclass
+class Update:
+    """One update of a policy on a micro-batch of rows; a call runs it and waits for it."""
+
+    model: Qwen
+    optimizer: optax.GradientTransformation
+    states: list[TrainState]  # of length 1; several updates may share it
+    pieces: dict[str, jax.Array]
+    count: jax.Array  # number of micro-batches
+    frozen: ForwardContext | None = None  # the base model, if adapters are trained
+    rate: float = 1.0  # multiplies the optimizer's step
+
+    def compile(self):
+        """Compile the gradient; several threads may compile several updates at a time."""
+        compiled(policy_gradient, *self._arguments())
+
+    def __call__(self):
+        grads, value, *_ = policy_gradient(*self._arguments())
+        state, rate = self.states[0], np.float32(self.rate)
+        params, opt_state, metrics = apply_gradient(
+            self.optimizer, rate, state.params, state.opt_state, value, grads
+        )
+        self.states[0] = dataclasses.replace(state, params=params, opt_state=opt_state)
+        if float(metrics["skipped"]):
+            raise RuntimeError("the update was skipped: not finite")
+        jax.block_until_ready(params)
+
+    def _arguments(self):
+        params, one = self.states[0].params, np.float32(1.0)
+        start = (
+            no_gradient(params) if needs_start(len(self.pieces["mask"]), default_mesh()) else None
+        )
+        scales = one, one
+        return (
+            *(self.model, LOSS, params, None, start, self.pieces, self.count, scales),
+            self.frozen,
+        )
+
+
 def updater(model, params, *, rows, length, micro_batch=None):
-    """Return a function that runs one update of `rows` rows of `length` tokens, by plain SGD."""
+    """Return an `Update` of `rows` rows of `length` tokens, by plain SGD."""
     optimizer = optax.sgd(LEARNING_RATE)
-    mesh = make_mesh(data=-1, fsdp=1, tensor=1)
+    states = [init_state(params, optimizer, default_mesh())]
+    pieces, count = make_rows(model, rows=rows, length=length, micro_batch=micro_batch)
+    return Update(model, optimizer, states, pieces, count)
+
+
+def make_rows(model, *, rows, length, micro_batch=None):
+    """Return random rows as `policy_gradient` reads them, and the number of micro-batches."""
     shape_BT = rows, length
     mask = np.ones(shape_BT, np.float32)
     mask[..., 0] = 0
@@ -97,28 +155,10 @@ def updater(model, params, *, rows, length, micro_batch=None):
         "mask": mask,
     }
     weights = jax.device_get(minibatch_weights(mask, LOSS.aggregation))
-    layout = MinibatchLayout(mesh, 1, micro_batch or rows, rows)
+    layout = MinibatchLayout(default_mesh(), 1, micro_batch or rows, rows)
     read = TokenRows(tokens_BT, mask > 0)
     ((piece,),) = split_by_length([np.arange(rows)], read, layout.grouping).pieces
-    pieces, count = micro_batches(piece, read, layout, {**arrays, "weights": weights})
-    states = [init_state(params, optimizer, mesh)]
-    one = np.float32(1.0)
-
-    def run():
-        state = states[0]
-        start = no_gradient(state.params) if needs_start(len(pieces["mask"]), mesh) else None
-        grads, value, *_ = policy_gradient(
-            *(model, LOSS, state.params, None, start, pieces, count, (one, one))
-        )
-        params, opt_state, metrics = apply_gradient(
-            optimizer, one, state.params, state.opt_state, value, grads
-        )
-        states[0] = dataclasses.replace(state, params=params, opt_state=opt_state)
-        if float(metrics["skipped"]):
-            raise RuntimeError("the update was skipped: not finite")
-        jax.block_until_ready(params)
-
-    return run
+    return micro_batches(piece, read, layout, {**arrays, "weights": weights})
 
 
 def weights(config):

@@ -1,9 +1,9 @@
-"""The introductions of pages in docs/ that benchmarks write: floors.md and gym_tasks.md."""
+"""The introductions of pages in docs/ that benchmarks write."""
 
 from pathlib import Path
 
 
 def read_introduction(name: str) -> str:
     """Return the text of benchmarks/NAME, with links as a page in docs/ has them."""
-    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     return text.replace("](../docs/", "](")

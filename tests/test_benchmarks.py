@@ -290,30 +290,11 @@ def test_command_line(monkeypatch, capsys):
     listing = capsys.readouterr().out
     assert all(name in listing for name in command.CASES)
 
-    for words in (["nothing"], ["gpu", "--shape=huge"], ["gpu", "--repeats=0"]):
+    for words in (["nothing"], ["saving", "--repeats=0"]):
         with pytest.raises(SystemExit) as error:
             command.main(words)
         assert error.value.code == 2
-    assert "qwen2.5-3b" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_gpu_s_cases_at_toy_size(monkeypatch, capsys):
-    monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
-    monkeypatch.setattr(command, "keep_freed_memory", lambda one_arena: None)
-    command.main(["gpu", "--shape=tiny", "--repeats=1", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["case"] == "gpu" and found["product_dtype"] == "bfloat16"
-    decode, update, *whole = found["rows"]
-    assert decode["name"].startswith("tiny decode, batch 8")
-    assert update["name"] == "tiny update: 2 x 64 tokens"
-    assert all(row["product_share"] > 0 for row in (decode, update)) and decode["copy_share"] > 0
-    assert [row["name"].split(",")[0] for row in whole] == [
-        "tiny rollout",
-        "tiny updates",
-        "tiny step",
-    ]
-    assert all(row["ours"] > 0 and row["other"] > 0 and row["work"] > 0 for row in whole)
+    assert "--repeats must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.slow
