@@ -54,6 +54,7 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
     "generate-batch": (continuous.generate_batch, 1, "float32"),
     "slots-memory": (slots.slots_memory, 1, "float32"),
     "ahead": (ahead.ahead, 3, "float32"),
+    "int8-cache": (caching.int8_cache, 3, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
     "padded-update": (padding.padded_update, 5, "float32"),

@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 
+from benchmarks import llm
 from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE, ONE
 from benchmarks.measure import Row, compare
 from ragen_jax.core.padding import length_bucket
-from ragen_jax.model.qwen import head
+from ragen_jax.model.qwen import Qwen, head, with_cache
 from ragen_jax.rollout.sample import prefill
 
 
@@ -53,5 +54,27 @@ def group_prefill(repeats, *, turns=ONE, members=16):
             unit="episodes",
             flops=2 * (weights * tokens + head(setting.params).size * len(turns)),
             **compare(read(once), read(slice(None)), repeats=repeats),
+        )
+    ]
+
+
+def int8_cache(repeats, *, name="smollm2-135m", rows=64, cached=512, steps=16):
+    """Decode over int8 keys and values, against those of the model's dtype."""
+    model = Qwen(llm.shape(name, "float32"))
+    params = llm.random_params(model.config)
+    int8 = with_cache(model, "int8")
+    sizes = dict(rows=rows, cached=cached, steps=steps)
+    return [
+        Row(
+            name=f"{name}, batch {rows}, {cached} cached",
+            other_name="float32",
+            work=rows * steps,
+            bytes=llm.decode_bytes(int8.config, **sizes),
+            flops=llm.decode_flops(int8.config, **sizes),
+            **compare(
+                llm.decoder(int8, params, **sizes),
+                llm.decoder(model, params, **sizes),
+                repeats=repeats,
+            ),
         )
     ]

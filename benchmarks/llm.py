@@ -17,6 +17,7 @@ from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.programs.roofline import Work
 from ragen_jax.rollout.chunks import empty_page
 from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys
 from ragen_jax.update.buckets import split_by_length
@@ -168,10 +169,11 @@ def weights(config):
     return config.layers * layer + config.vocab_size * D
 
 
-def decode_bytes(config, *, rows, cached, steps, itemsize):
+def decode_bytes(config, *, rows, cached, steps):
     """Return the bytes of decode steps: weights and cache, each read once per step."""
-    position = 2 * config.layers * config.kv_heads * config.head_dim
-    return steps * itemsize * (weights(config) + rows * (cached + steps / 2) * position)
+    itemsize = 4 if config.dtype == "float32" else 2
+    cache = Work(config).cache_bytes(1) * rows * (cached + steps / 2)
+    return steps * (itemsize * weights(config) + cache)
 
 
 def decode_flops(config, *, rows, cached, steps):
@@ -284,7 +286,7 @@ def qwen_05b(repeats, *, name="qwen2.5-0.5b", cached=128, steps=16, rows=2, leng
                 name=f"decode, batch {batch}: {steps} steps",
                 target=target,
                 work=batch * steps,
-                bytes=decode_bytes(config, **sizes, itemsize=4),
+                bytes=decode_bytes(config, **sizes),
                 flops=decode_flops(config, **sizes),
                 **fields,
                 **compare(

@@ -233,6 +233,11 @@ class Rollout(Section):
     # algorithm.mismatch_cap corrects for it. Needs a single device or
     # sampling_mesh.devices. 0: rollouts and updates alternate.
     ahead: int = whole(0, 0, 1)
+    # Cached keys and values of the sampler, in training and evaluation: "model" (model.dtype)
+    # or "int8", with a float32 scale for each token and head, for half the memory of
+    # bfloat16. Sampled log-probs then differ slightly from the policy's;
+    # algorithm.mismatch_cap corrects for it.
+    cache_dtype: str = one_of("model", ("model", "int8"))
     # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
     # that fires, are saved as well. 0: none.
     save_every: int = whole(10, 0, MAX_INTERVAL)
@@ -354,7 +359,8 @@ class Algorithm(Section):
     # coefficient of RL-ZVP advantages of no-variance groups; 0: none
     zvp_coef: float = number(0.0, 0, 1000)
     # Upper bound of the importance weights that correct differences between sampler
-    # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead.
+    # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead or an int8
+    # rollout.cache_dtype.
     mismatch_cap: float = number(0.0, 0, 10**6)
     # level of these weights: "token" or "sequence"
     mismatch_level: str = one_of("token", objectives.LEVELS, MISMATCH)

@@ -16,6 +16,7 @@ from ragen_jax.model.lora import TARGETS, init_adapters
 
 H100 = {"device": "NVIDIA H100 80GB HBM3", "platform": "gpu", "count": 1, "memory": 70 * 2**30}
 GIB = 2**30
+DECODE = dict(shape="tiny", rows=2, cached=16, steps=4, cache_dtype="model")
 
 
 def line(piece, kind, *rows, failure="", **device):
@@ -44,10 +45,13 @@ def test_an_update_trains_the_model_or_its_adapters(rank):
 
 @pytest.mark.medium
 def test_decoding_reads_weights_and_cache():
-    (row,) = measures.decode([dict(shape="tiny", rows=2, cached=16, steps=4)])
+    row, int8 = measures.decode([DECODE, DECODE | {"cache_dtype": "int8"}])
     assert row["seconds"] > 0
     # 2 keys or values, 6 layers, 2 heads of 32; at the middle of the steps 18 positions are cached.
+    # int8 has one byte a number and four a head.
     assert row["bytes"] == 4 * 2 * (llm.weights(llm.TINY) + 2 * 18 * 2 * 6 * 2 * 32)
+    saved = 4 * 2 * 18 * 2 * 6 * 2 * (2 * 32 - (32 + 4))
+    assert int8["seconds"] > 0 and row["bytes"] - int8["bytes"] == saved
 
 
 def test_compared_runs_are_paired_by_problem(tmp_path):
@@ -93,7 +97,9 @@ def test_the_memory_of_an_update_is_that_of_its_arrays(rank):
 def test_cases_that_do_not_fit_are_refused_with_their_bytes():
     decoding = pieces.decode("qwen3-4b", 1.0)
     fits, refused = pieces.split(decoding, 70 * GIB)
-    assert [case["rows"] for case in fits.cases] == [8, 128]
+    assert [(case["rows"], case["cache_dtype"]) for case in fits.cases] == [
+        *((8, "model"), (128, "model"), (512, "int8"))
+    ]
     # 36 layers, 8 heads of 128, bfloat16; 1,024 + 64 positions; 4.02 billion parameters.
     need = 512 * 1088 * 36 * 2 * 8 * 128 * 2 + 2 * 4.022e9
     assert refused == [
@@ -233,14 +239,15 @@ def test_figures_of_the_page():
     learning |= dict(after=[0.5, 0.42], after_difference=0.08, after_ci95=0.03)
     learning |= {"rollout/success": [0.4, 0.5], "rollout/response_length": [20.0, 19.0]}
     update = dict(shape="qwen3-0.6b", rank=0, rows=1, length=16_384)
+    decoded = dict(shape="x", steps=64, cache_dtype="model")
     lines = [
         line("device", "device", limits),
         line("decode x", "decode", failure="an earlier failure"),
         line(
             "decode x",
             "decode",
-            dict(shape="x", rows=8, steps=64, seconds=0.128, bytes=0.128e12),
-            dict(shape="x", rows=512, refused="needs 84.0 GiB at least; the device has 70.0 GiB"),
+            decoded | dict(rows=8, seconds=0.128, bytes=0.128e12),
+            decoded | dict(rows=512, refused="needs 84.0 GiB at least; the device has 70.0 GiB"),
         ),
         line("update y", "update", update | dict(seconds=0.5, flops=98.94e12)),
         line(

@@ -199,9 +199,16 @@ def test_counts_of_work():
     ]
     assert llm.weights(config) == sum(matrices)
     # Two steps of one row over three positions: the second step reads one more position.
-    assert llm.decode_bytes(config, rows=1, cached=3, steps=2, itemsize=2) == 2 * (
+    half = dataclasses.replace(config, dtype="bfloat16")
+    assert llm.decode_bytes(half, rows=1, cached=3, steps=2) == 2 * (
         2 * llm.weights(config) + (3 + 5) * 6 * 2 * 32 * 2
     )
+
+
+@pytest.mark.medium
+def test_an_int8_cache_against_the_models():
+    (row,) = caching.int8_cache(1, name="tiny", rows=2, cached=8, steps=4)
+    assert row.ours > 0 and row.other > 0 and row.work == 8
 
 
 def test_a_case_runs():

@@ -55,14 +55,14 @@ def device(cases: list[Case]) -> Iterator[Case]:
 def decode(cases: list[Case]) -> Iterator[Case]:
     """Yield the seconds of some decode steps, and the bytes and FLOPs that they need at least."""
     config = length_shape(cases[0]["shape"], DTYPE)
-    model = Qwen(config)
-    params = sampling_params(llm.random_params(config), model, llm.default_mesh())
+    params = sampling_params(llm.random_params(config), Qwen(config), llm.default_mesh())
     for case in cases:
         sizes = {name: case[name] for name in ("rows", "cached", "steps")}
-        run = llm.decoder(model, params, **sizes)
+        config = dataclasses.replace(config, cache_dtype=case["cache_dtype"])
+        run = llm.decoder(Qwen(config), params, **sizes)
         yield case | {
             "seconds": measure.compare(run, repeats=REPEATS, warmup=1)["ours"],
-            "bytes": llm.decode_bytes(config, **sizes, itemsize=2),
+            "bytes": llm.decode_bytes(config, **sizes),
             "flops": llm.decode_flops(config, **sizes),
         }
         del run  # its cache

@@ -92,7 +92,7 @@ def _decode(lines, name, limits):
     header = ("model", "rows", "tokens/s", "ms a token of every row", "of bandwidth")
     found = []
     for row in _rows(lines, "decode"):
-        sizes = row["shape"], str(row["rows"])
+        sizes = row["shape"] + ", int8 cache" * (row["cache_dtype"] == "int8"), str(row["rows"])
         if "refused" in row:
             found.append((*sizes, row["refused"], "", ""))
             continue

@@ -43,8 +43,14 @@ class Piece:
 
 
 def decode(shape: str, seconds: float, *, rows=(8, 128, 512), cached=CACHED, steps=STEPS) -> Piece:
-    """Return the piece that decodes `steps` tokens after `cached` positions."""
-    cases = tuple(dict(shape=shape, rows=n, cached=cached, steps=steps) for n in rows)
+    """Return the piece that decodes `steps` tokens after `cached` positions.
+
+    The largest number of rows is also decoded from int8 keys and values.
+    """
+    cases = tuple(
+        dict(shape=shape, rows=n, cached=cached, steps=steps, cache_dtype=cache_dtype)
+        for n, cache_dtype in (*((n, "model") for n in rows), (rows[-1], "int8"))
+    )
     return Piece(f"decode {shape}", "decode", cases, seconds)
 
 
@@ -115,9 +121,9 @@ def needed(kind: str, case: Case) -> float:
     return MEMORY[kind](**case) if kind in MEMORY else 0.0
 
 
-def decode_memory(shape: str, rows: int, cached: int, steps: int) -> float:
+def decode_memory(shape: str, rows: int, cached: int, steps: int, cache_dtype: str) -> float:
     """Return the bytes of the bfloat16 parameters and of the cache."""
-    work = Work(llm.shape(shape, "bfloat16"))
+    work = Work(dataclasses.replace(llm.shape(shape, "bfloat16"), cache_dtype=cache_dtype))
     return 2 * work.parameters + work.cache_bytes(rows * (cached + steps))
 
 

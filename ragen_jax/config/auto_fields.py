@@ -23,7 +23,9 @@ from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
 from ragen_jax.model import families, hf, weights
 from ragen_jax.model.dates import AUTO
 
-STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as in Yao et al. 2025 (objectives.py)
+# algorithm.mismatch_cap where the sampler is not the policy: with rollout.ahead or an int8 cache.
+# As in Yao et al. 2025 (objectives.py).
+STALE_CAP = 2.0
 
 
 def has_open_fields(config: ConfigDict) -> bool:
@@ -50,7 +52,8 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
       ValueError: model.path is missing, the model does not exist, or no run could use the values.
     """
     need_path(config)
-    if config.rollout.ahead and config.algorithm.mismatch_cap == 0:
+    differs = config.rollout.ahead or config.rollout.cache_dtype != "model"
+    if differs and config.algorithm.mismatch_cap == 0:
         config.algorithm.mismatch_cap = STALE_CAP
     left = [name for name in OPEN_FIELDS if field(config, name) is None]
     if not left:

@@ -22,17 +22,21 @@ positions, M blocks that one reads, R rows and U positions of a row.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
 from ragen_jax.model.kernels import KERNELS
+from ragen_jax.model.quantised import Quantised
 
+KV = jax.Array | Quantised  # keys or values
 # Keys or values of all layers: one stacked array, or one array per layer (see Segment).
-Layers = jax.Array | tuple[jax.Array, ...]
+Layers = KV | tuple[KV, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 # Memory positions scored at a time where a row has several new tokens and the memory is long. The
@@ -96,7 +100,7 @@ def attend(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
     v_BTKD: jax.Array,
-    segments: Sequence[tuple[jax.Array, ...]],
+    segments: Sequence[tuple[Any, ...]],
     *,
     kernel: str = "xla",
     tree: Tree | None = None,
@@ -107,8 +111,9 @@ def attend(
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
-      segments: (k_NKSD, v_NKSD, length_N) of one layer each; N divides B. A fourth entry, rows_B of
-        `Segment`, is allowed only with several new tokens.
+      segments: (k_NKSD, v_NKSD, length_N) of one layer each; N divides B. Keys and values are
+        arrays or `Quantised`. A fourth entry, rows_B of `Segment`, is allowed only with several new
+        tokens.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS`, used if there are no
         segments. For "splash" the queries are already scaled (kernels.SCALED_QUERIES).
       tree: which earlier positions each position reads; None: all. Not with segments. Its plain
@@ -136,7 +141,7 @@ def attend(
     heads = (K,) if K > 1 else ()
 
     def by_head(x_NKSD):
-        return x_NKSD.reshape(x_NKSD.shape[0], *heads, *x_NKSD.shape[2:])
+        return jax.tree.map(lambda x: x.reshape(x.shape[0], *heads, *x.shape[2:]), x_NKSD)
 
     Q = H // K * T  # queries of one row that share a key head, head-major
     q = q_BTHD.reshape(B, T, K, H // K, D)
@@ -190,7 +195,7 @@ def attend(
 
     out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
     for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
-        out = out + _scatter(_mix(weight, by_head(v_NKSD)), B)
+        out = out + _scatter(_mix(weight, by_head(v_NKSD), v_BTKD.dtype), B)
     return by_row(out / total)
 
 
@@ -330,11 +335,11 @@ def take_along_rows(x: Array, index_BN: Array) -> jax.Array:
 
 def _attend_in_blocks(
     q: jax.Array,
-    by_head: Callable[[jax.Array], jax.Array],
+    by_head: Callable[[Any], Any],
     carry: tuple[jax.Array, jax.Array, jax.Array],
     first: jax.Array | None,
-    k_NKSD: jax.Array,
-    v_NKSD: jax.Array,
+    k_NKSD: KV,
+    v_NKSD: KV,
     length_N: jax.Array,
     rows_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -352,7 +357,7 @@ def _attend_in_blocks(
     block = min(BLOCK, S)
 
     def read(x, start):
-        x = jax.lax.dynamic_slice_in_dim(x, start, block, axis=2)
+        x = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, block, axis=2), x)
         return by_head(x if rows_B is None else by_shard(_take, x, rows_B))
 
     def body(carry, index):
@@ -369,7 +374,7 @@ def _attend_in_blocks(
         kept = jnp.exp(top - higher)
         weight = jnp.exp(score - _gather(higher, len(length_N)))
         total = total * kept + _scatter(weight.sum(-1, keepdims=True), B)
-        out = out * kept + _scatter(_mix(weight, read(v_NKSD, start)), B)
+        out = out * kept + _scatter(_mix(weight, read(v_NKSD, start), q.dtype), B)
         return (higher, total, out), None
 
     if S == block:
@@ -378,8 +383,8 @@ def _attend_in_blocks(
     return carry
 
 
-def _take(x: jax.Array, rows_B: jax.Array) -> jax.Array:
-    return jnp.take(x, rows_B, axis=0)
+def _take(x: Any, rows_B: jax.Array) -> Any:
+    return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=0), x)
 
 
 def _gather(x: jax.Array, N: int) -> jax.Array:
@@ -400,13 +405,18 @@ def _scatter(x: jax.Array, B: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(N, *heads, m, Q // m, E), -3, 1).reshape(B, *heads, Q // m, E)
 
 
-def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
+def _scores(q: jax.Array, k: KV) -> jax.Array:
+    if isinstance(k, Quantised):
+        return _scores(q, k.codes.astype(q.dtype)) * jnp.swapaxes(k.scale, -1, -2)
     # Scaled in float32: queries scaled in bfloat16 would be rounded a second time.
     scores = jnp.einsum("n...qd,n...sd->n...qs", q, k, preferred_element_type=jnp.float32)
     return scores * q.shape[-1] ** -0.5
 
 
-def _mix(weight: jax.Array, v: jax.Array) -> jax.Array:
+def _mix(weight: jax.Array, v: KV, dtype: DTypeLike | None = None) -> jax.Array:
+    """Return the weighted sums of values; dtype: that of the product with int8 codes."""
+    if isinstance(v, Quantised):
+        weight, v = weight * jnp.swapaxes(v.scale, -1, -2), v.codes.astype(dtype)
     weight = weight.astype(v.dtype)
     return jnp.einsum("n...qs,n...sd->n...qd", weight, v, preferred_element_type=jnp.float32)
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import Segment, Tree, attend
+from ragen_jax.model.attention import KV, Segment, Tree, attend
 from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
+from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
 from ragen_jax.model.vision.positions import splice, token_positions
@@ -110,8 +111,8 @@ class Block(nn.Module):
         keep_kv: bool,
         tree: Tree | None,
         kind: jax.Array | int | None,
-        segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
-    ) -> tuple[jax.Array, tuple[tuple[jax.Array, jax.Array] | None, Routing | None]]:
+        segment_kvs: tuple[tuple[KV, KV], ...],
+    ) -> tuple[jax.Array, tuple[tuple[KV, KV] | None, Routing | None]]:
         """Run the layer; return (x, (keys and values, each token's experts)).
 
         Args:
@@ -145,6 +146,11 @@ class Block(nn.Module):
         q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
+        new_kv: tuple[KV, KV] = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, hd]
+        if c.cache_dtype == "int8":
+            rounded = quantise(new_kv[0]), quantise(new_kv[1])
+            k, v = (jnp.swapaxes(dequantise(x, c.dtype), 1, 2) for x in rounded)
+            new_kv = rounded
         segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
         a = _attend_as(c, kind, q, k, v, segments, tree)
         o = Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
@@ -163,8 +169,7 @@ class Block(nn.Module):
             down = Linear((F, D), ("mlp", "embed"), name="down")(act(gate) * up)
         x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
-        kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
-        return x, (kv, routing)
+        return x, (new_kv if keep_kv else None, routing)
 
 
 def _attend_as(
@@ -173,7 +178,7 @@ def _attend_as(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    segments: Sequence[tuple[jax.Array, ...]],
+    segments: Sequence[tuple[Any, ...]],
     tree: Tree | None,
 ) -> jax.Array:
     """Return attention of a layer of this kind; see `Block`."""
@@ -272,7 +277,7 @@ class Qwen(nn.Module):
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments
         )
-        kvs = tuple((segment.k, segment.v) for segment in segments)
+        kvs: Any = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         kind_of = [c.attention_kinds.index(layer.attention) for layer in c.kinds]
         mixed = len(c.attention_kinds) > 1
@@ -313,6 +318,13 @@ class Qwen(nn.Module):
             return x, kv
         shape = c.layers, *tokens_BT.shape
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
+
+
+def with_cache(model: Qwen, cache_dtype: str) -> Qwen:
+    """Return the model with keys and values of this `ModelConfig.cache_dtype`, for sampling."""
+    if model.config.cache_dtype == cache_dtype:
+        return model
+    return Qwen(dataclasses.replace(model.config, cache_dtype=cache_dtype))
 
 
 def head(params: Params) -> jax.Array:

@@ -81,6 +81,8 @@ class ModelConfig:
     dtype: str = "float32"  # dtype of activations and matrix products; not of the parameters
     attention: str = "xla"  # "xla", or a key of kernels.KERNELS, used if no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
+    # "model": keys and values have `dtype`; "int8": they are rounded (quantised.py), for sampling
+    cache_dtype: str = "model"
 
     def __post_init__(self) -> None:
         section = self.mrope_section

@@ -88,7 +88,7 @@ def _tower_programs(
         c = per_task_configs(run.config)[name]
         suffix = f":{name}" if several else ""
         rows = -(-c.rollout.groups * c.rollout.group_size // shards) * shards
-        cache = cache_struct(run.model, run.policy, mesh, rows, run.at[name].prompt)
+        cache = cache_struct(run.sampler, run.policy, mesh, rows, run.at[name].prompt)
         yield _see(
             run,
             f"tower{suffix}",

@@ -273,7 +273,7 @@ def slot_programs(
             program
             for sampling in {dataclasses.replace(s, temperature=1.0): s for s in samplings}
             for program in expected_programs(
-                shapes.model,
+                shapes.sampler,
                 shapes.policy,
                 sizes,
                 lengths,
@@ -304,7 +304,7 @@ def _compile_turn(
     shapes: Shapes, task: "Task", prompts: int, rows: int, first: int, sampling: Sampling
 ) -> None:
     """Compile prefill of `prompts` prompts and decode of `rows` rows that continue them."""
-    model, policy, mesh = shapes.model, shapes.policy, shapes.sampling_mesh
+    model, policy, mesh = shapes.sampler, shapes.policy, shapes.sampling_mesh
     prefix_ids = task.settings.chat.prefix_ids
 
     def rows_of(*shape, dtype=jnp.int32):

@@ -48,7 +48,7 @@ def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Pr
         kept, *rest = resident.arguments
         others = [other.arguments[0] for key, other in found.items() if key != name]
         rows = config.rollout.groups * config.rollout.group_size
-        cache = cache_struct(run.model, run.policy, run.sampling_mesh, rows, run.at[name].prompt)
+        cache = cache_struct(run.sampler, run.policy, run.sampling_mesh, rows, run.at[name].prompt)
         yield program(
             f"{resident.name}:{name}" if several else resident.name,
             run.sampling_mesh,

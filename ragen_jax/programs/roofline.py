@@ -137,7 +137,9 @@ class Work:
         """Return the bytes of the keys and values of `positions` positions."""
         c = self.config
         split = self.tensor if c.kv_heads % self.tensor == 0 else 1
-        return 2 * c.layers * c.kv_heads * c.head_dim * self._item * positions / split
+        # int8 codes have a float32 scale.
+        vector = c.head_dim + 4 if c.cache_dtype == "int8" else c.head_dim * self._item
+        return 2 * c.layers * c.kv_heads * vector * positions / split
 
     def causal_keys(self, N: int, T: int) -> float:
         """Return the number of positions that T tokens of N rows attend to among themselves."""

@@ -299,6 +299,11 @@ class RunShapes:
         helps += [] if self.frozen else ["model.lora.rank"]
         return (*helps, "a larger --topology")
 
+    @property
+    def sampler(self) -> qwen.Qwen:
+        """The model that rollouts sample from."""
+        return qwen.with_cache(self.model, self.config.rollout.cache_dtype)
+
 
 def describe(
     config: Config,

@@ -88,19 +88,20 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     With slots, yield `slot_programs` instead.
     """
     c, mesh = config, run.sampling_mesh
-    work = work_on(run.model.config, mesh)
+    work = work_on(run.sampler.config, mesh)
     shards = sharding.data_shards(mesh)
     G, K, T = c.rollout.groups, c.rollout.group_size, c.rollout.max_new_tokens
     B = -(-G * K // shards) * shards
-    V = run.model.config.vocab_size
+    V = run.sampler.config.vocab_size
     turns, fresh = c.env.max_turns, c.env.max_turns - at.whole
-    shared: dict[str, Any] = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
+    helps = "rollout.groups", "rollout.max_new_tokens", *cache_helps(run), *run.helps
+    shared: dict[str, Any] = {"helps": helps}
 
     def rows(*shape, dtype=jnp.int32):
         return struct(mesh, shape, dtype, "rows")
 
     def cache(positions):
-        return cache_struct(run.model, run.policy, mesh, B, positions)
+        return cache_struct(run.sampler, run.policy, mesh, B, positions)
 
     def read_prompts(name, N, length, *, members, calls):
         even = N % shards == 0
@@ -109,7 +110,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
             name,
             mesh,
             prefill,
-            run.model,
+            run.sampler,
             run.with_images,
             *tokens,
             keywords={"members": 1 if even else members},
@@ -136,7 +137,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
             "extend",
             mesh,
             extend,
-            run.model,
+            run.sampler,
             run.with_images,
             before,
             reply,
@@ -153,7 +154,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         "decode",
         mesh,
         decode,
-        run.model,
+        run.sampler,
         run.policy,
         cache(at.prompt),
         struct(mesh, (B, V), jnp.float32, "rows", "vocab"),
@@ -177,7 +178,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
     the maximum length.
     """
     c, mesh = config, run.sampling_mesh
-    work = work_on(run.model.config, mesh)
+    work = work_on(run.sampler.config, mesh)
     shards = sharding.data_shards(mesh)
     episodes, longest = c.rollout.groups * c.rollout.group_size, c.rollout.max_new_tokens
     with jax.set_mesh(mesh):
@@ -198,16 +199,16 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         positions += size
         if positions >= at.last + longest:
             break
-    pages = [cache_struct(run.model, run.policy, mesh, B, size) for size in lengths]
+    pages = [cache_struct(run.sampler, run.policy, mesh, B, size) for size in lengths]
     caches = [(page.k, page.v) for page in pages]
     largest = lengths.index(max(lengths))
-    helps = ("rollout.slots", *run.helps)
+    helps = ("rollout.slots", *cache_helps(run), *run.helps)
 
     def ints(*shape):
         return struct(mesh, shape, jnp.int32, "rows")
 
     def fold_of(name, N, length, calls):
-        new = cache_struct(run.model, run.policy, mesh, N, length)
+        new = cache_struct(run.sampler, run.policy, mesh, N, length)
         return program(
             name,
             mesh,
@@ -232,7 +233,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         "read",
         mesh,
         read,
-        run.model,
+        run.sampler,
         run.with_images,
         caches,
         ints(R),
@@ -248,7 +249,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         "decode_chunk",
         mesh,
         decode_chunk,
-        run.model,
+        run.sampler,
         run.policy,
         caches,
         DecodeBatch(*[ints(B)] * 4, keys_B=struct(mesh, (B,), jax.random.key(0).dtype, "rows")),
@@ -260,6 +261,11 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         helps=helps,
     )
     yield fold_of("fold_replies", B, chunk, chunks)
+
+
+def cache_helps(run: RunShapes) -> tuple[str, ...]:
+    """Return the config field that reduces the memory of a cached position, if it is not set."""
+    return () if run.config.rollout.cache_dtype == "int8" else ("rollout.cache_dtype",)
 
 
 def training_programs(

@@ -29,7 +29,7 @@ from ragen_jax.core.sharding import (
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.types import HarnessEnvironment, State
 from ragen_jax.model.attention import LEAST_PREFIX, Segment
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import Qwen, with_cache
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, begin, observe
 from ragen_jax.rollout.episode import (
@@ -81,6 +81,7 @@ def rollout(
     Raises:
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
+    model = with_cache(model, settings.cache_dtype)
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets
     limits = settings.limits
     observation_G = observe(environment, states_G, limits, clock)

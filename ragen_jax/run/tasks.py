@@ -132,6 +132,7 @@ def _build(
             compact=config.rollout.compact,
             slots=config.rollout.slots,
             chunk=config.rollout.chunk,
+            cache_dtype=config.rollout.cache_dtype,
         ),
         heldout_environment=heldout_environment,
         heldout=heldout,

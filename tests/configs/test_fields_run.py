@@ -7,6 +7,7 @@ test_fields_learn.py tests learning. Fields whose effects can be distinguished a
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import threading
 import types
@@ -134,6 +135,15 @@ def episodes(o):
 
 def turns(o):
     return [turn for episode in episodes(o) for turn in episode["turns"]]
+
+
+def log_prob_gap(a, b):
+    """The largest difference of the log-probs of equal replies to equal prompts."""
+    return max(
+        max(abs(p - q) for p, q in zip(x["logps"], y["logps"], strict=True))
+        for x, y in itertools.product(turns(a), turns(b))
+        if (x["prompt_ids"], x["sampled_ids"]) == (y["prompt_ids"], y["sampled_ids"])
+    )
 
 
 def shown(turn):
@@ -334,6 +344,8 @@ RUNS = {
     "rollout.slots": Entry(3, lambda _, o: o.served == {(3, REPLY)} and not o.decoded),
     "rollout.chunk": Entry(5, lambda _, o: o.served == {(4, 5)} and not o.decoded),
     "rollout.ahead": Entry(1, lambda _, o: with_figure("rollout/staleness", o) == [1, 2]),
+    # Log-probs are of the rounded cache.
+    "rollout.cache_dtype": Entry("int8", lambda a, b: 1e-6 < log_prob_gap(a, b) < 0.5),
     "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
     # From the sixth step on, the run's information is compared with its level.
     "algorithm.entropy_gate": Entry(

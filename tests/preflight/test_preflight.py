@@ -298,6 +298,22 @@ def test_programs_of_slots():
         assert a.shape == b.shape
 
 
+def test_an_int8_cache_takes_half_the_memory_of_bfloat16():
+    slots = {"rollout.slots": 64, "model.dtype": "bfloat16"}
+    plain, int8 = (plan(**slots, **{"rollout.cache_dtype": x}) for x in ("model", "int8"))
+    saved = {
+        name: shapes.bytes_per_chip(plain[name].arguments)
+        - shapes.bytes_per_chip(int8[name].arguments)
+        for name in plain
+    }
+    assert saved["decode_chunk"] > 0 and saved["update"] == saved["score"] == 0
+    assert plain["decode_chunk"].cost.bytes > int8["decode_chunk"].cost.bytes
+    for name in ("read", "decode_chunk"):
+        assert "int8" in {x.dtype.name for x in jax.tree.leaves(int8[name].lower().out_info)}
+    assert "rollout.cache_dtype" in plain["decode_chunk"].helps
+    assert "rollout.cache_dtype" not in int8["decode_chunk"].helps
+
+
 def test_programs_of_gradients():
     overrides = {
         "algorithm.kl_coef": 0.1,
