@@ -41,7 +41,7 @@ from ragen_jax.core.domains import (
 )
 from ragen_jax.core.sharding import MEMORIES
 from ragen_jax.envs import ENVS, is_environment_name
-from ragen_jax.model import hf, kernels, lora
+from ragen_jax.model import hf, kernels, lora, rounding
 from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.storage.trackers import TRACKERS
@@ -259,9 +259,9 @@ class Collect(Section):
 class Filter(Section):
     """Selection of the groups that the update learns from."""
 
-    # top_p | top_k | top_k_abs | min_p | quarter | none
+    # top_p | top_k | top_k_abs | min_p | quarter | pairs | none
     strategy: str = one_of("top_p", filter.STRATEGIES)
-    # parameter of the strategy; top_p: fraction of the variance mass kept
+    # parameter of the strategy; top_p: fraction of the variance mass kept; pairs: their number
     value: float = number(0.9, 0, 10**6, FILTER)
     # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
     # entropy | entropy_variance | length
@@ -358,6 +358,9 @@ class Algorithm(Section):
     mi_coef: float = number(0.0, 0, 1000)
     # coefficient of RL-ZVP advantages of no-variance groups; 0: none
     zvp_coef: float = number(0.0, 0, 1000)
+    # Number of rewards of the opposite outcome in the mean and std of a no-variance group (AVSPO;
+    # algorithm/zero_variance.py); 0: none.
+    virtual_rewards: int = whole(0, 0, 1000)
     # Upper bound of the importance weights that correct differences between sampler
     # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead or an int8
     # rollout.cache_dtype.
@@ -614,6 +617,18 @@ class Warmstart(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class Lab(Section):
+    """Faults that experiments inject on purpose (configs/experiments/referee.py)."""
+
+    # standard deviation of normal noise added to the sampler's log-probs before the update reads
+    # them, in nats; 0: none
+    sampler_noise: float = number(0.0, 0, 100)
+    # Precision to which weights are rounded for sampling training episodes; evaluation,
+    # diagnostics and updates keep the exact weights: exact | bfloat16 | float8 | int8
+    sampler_weights: str = one_of("exact", rounding.PRECISIONS)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Section):
     """The settings of a run."""
 
@@ -643,6 +658,7 @@ class Config(Section):
     mesh: Mesh = Mesh()
     sampling_mesh: SamplingMesh = SamplingMesh()
     warmstart: Warmstart = Warmstart()
+    lab: Lab = Lab()
 
 
 def get_config() -> ConfigDict:

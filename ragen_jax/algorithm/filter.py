@@ -22,6 +22,7 @@ from ragen_jax.core.types import Array
 
 # Scores up to this size count as zero; also the tolerance of min_p. In the unit of the scores.
 ZERO_SCORE = ZERO_VARIANCE
+PAIRS = "pairs"  # the strategy whose candidates are only groups with variance of returns
 SLACK = 1e-3  # relative tolerance of the linear threshold, as a fraction of the total mass
 
 
@@ -154,6 +155,10 @@ def select_groups(
     - min_p: score >= value * max - 1e-10 * unit, or score <= min / value + 1e-10 * unit.
     - quarter: the value-th quarter of the n candidates, that is the ranks
       n * (value - 1) / 4 <= rank < n * value / 4 (rank from 0, first to last).
+    - pairs: the int(value) smallest and the int(value) largest candidates, whatever `keep` is; all
+      candidates if there are fewer. By reward_mean, and among groups with variance as in
+      select_episodes, these are hard but solvable and easy but brittle prompts (Sheng et al.,
+      arXiv 2602.03452).
     - none: every group, candidate or not.
 
     Args:
@@ -374,6 +379,11 @@ def _quarter(
     return _unsort(of_G == int(value) - 1, _order(score_G, candidate_G, sign)) & candidate_G
 
 
+def _pairs(score_G: jax.Array, candidate_G: jax.Array, *, value: float, **_: Any) -> jax.Array:
+    ends = [_first(score_G, candidate_G, int(value), sign) for sign in KEEP.values()]
+    return ends[0] | ends[1]
+
+
 def _min_p(
     score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, zero: Array, **_: Any
 ) -> jax.Array:
@@ -421,6 +431,9 @@ STRATEGIES = {
         _min_p, lambda value: value <= 1, "a fraction of the largest score from 0 to 1"
     ),
     "quarter": Strategy(_quarter, lambda value: value in (1, 2, 3, 4), "1, 2, 3 or 4"),
+    PAIRS: Strategy(
+        _pairs, lambda value: value >= 1 and value % 1 == 0, "a number of pairs, a whole number"
+    ),
     "none": Strategy(_none, lambda value: True, ""),
 }
 

@@ -1,4 +1,4 @@
-"""RL-ZVP's entropy-shaped advantages: learning from groups of equal returns.
+"""Learning from groups of equal returns: RL-ZVP's entropy-shaped advantages, virtual rewards.
 
 In such groups a group-relative advantage is 0. RL-ZVP (Le et al., arXiv 2509.21880) rewards groups
 that all members solved, most where the policy was uncertain, and punishes groups that no member
@@ -11,6 +11,17 @@ with H_t the policy's entropy over the vocabulary at token t during sampling, a 
 loss. The formulas are taken from two public write-ups that agree. Constant entropies and a maximum
 over one reply follow one implementation. The text of the paper was not available. Here a reply is
 a row: with several turns in a row, the maximum is taken over all of them.
+
+AVSPO (He et al., arXiv 2605.21125) adds virtual rewards to the statistics of such groups, which
+contribute no gradient themselves. Here V virtual members with the opposite outcome join the K
+members of a group that all solved or all failed, and all members get GRPO's advantage in that group
+of K + V, whatever the size of the rewards:
+
+    all solved    A =  sqrt(V (K + V - 1) / (K (K + V)))        V = 1: 1 / sqrt(K + 1)
+    all failed    A = -sqrt(V (K + V - 1) / (K (K + V)))
+
+The paper adapts the number of virtual rewards to the current rate of such groups. Its formulas were
+not available, so here V is constant.
 
 Axes: B rows, T tokens, G groups, K episodes per group.
 """
@@ -59,6 +70,33 @@ def zero_variance_signs(
     solved_G, failed_G = (success_GK | ~member_GK).all(1), ~(success_GK & member_GK).any(1)
     sign_G = jnp.where(solved_G, 1.0, jnp.where(failed_G, -1.0, 0.0))
     return jnp.where(judged_G, sign_G, 0.0)
+
+
+def virtual_reward_advantage(
+    return_GK: Array, sign_G: Array, *, virtual: int, sound_GK: Array | None = None
+) -> jax.Array:
+    """Return the advantages from virtual rewards, to be added to those of groups with variance.
+
+    Args:
+      return_GK: undiscounted episode returns; only its shape is read.
+      sign_G: `zero_variance_signs`.
+      virtual: V, the number of virtual members of each such group, >= 1.
+      sound_GK: bool, the episodes whose environment did not break, which are the K members; None:
+        all.
+
+    Returns:
+      advantage_GK float32; 0 in groups of sign 0 and for episodes that broke.
+
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    if sound_GK is None:
+        sound_GK = jnp.ones(jnp.shape(return_GK), bool)
+    chex.assert_equal_shape([return_GK, sound_GK])
+    K_G1 = jnp.maximum(jnp.sum(jnp.asarray(sound_GK, bool), axis=1, keepdims=True), 1)
+    size_G1 = jnp.sqrt(virtual * (K_G1 + virtual - 1) / (K_G1 * (K_G1 + virtual)))
+    return jnp.where(sound_GK, jnp.asarray(sign_G)[:, None] * size_G1, 0.0).astype(jnp.float32)
 
 
 def zero_variance_advantage(

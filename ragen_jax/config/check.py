@@ -211,11 +211,17 @@ def check_algorithm(config: Config) -> None:
             "algorithm.entropy_gate",
             "it needs the MI that diagnose.every=0 skips; set diagnose.every=1",
         )
-    if a.zvp_coef and config.filter.strategy != "none":
+    for name in ("zvp_coef", "virtual_rewards"):
+        if getattr(a, name) and config.filter.strategy != "none":
+            refuse(
+                f"algorithm.{name}",
+                f"filter.strategy={config.filter.strategy} drops the groups it learns from; set "
+                "filter.strategy=none",
+            )
+    if a.virtual_rewards and a.name != "grpo":
         refuse(
-            "algorithm.zvp_coef",
-            f"filter.strategy={config.filter.strategy} drops the groups it learns from; set "
-            "filter.strategy=none",
+            "algorithm.virtual_rewards",
+            f"they are sized for the advantages of grpo, not of {a.name}; set algorithm.name=grpo",
         )
 
 

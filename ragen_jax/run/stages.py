@@ -37,6 +37,7 @@ from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import cut_off_metrics, rollout_metrics, selected_metrics
 from ragen_jax.diagnostics.stopping import Fired, update_stopping
+from ragen_jax.model.rounding import EXACT, round_params
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.env_calls import Clock, begin
 from ragen_jax.rollout.episode import is_prompt_error
@@ -62,6 +63,8 @@ def play(
     """
     clock = Clock()
     run.tasks[0].settings.chat.images.begin_epoch()  # all tasks share the run's images
+    if run.sampler_weights != EXACT:
+        policy = round_params(policy, run.sampler_weights)
     play_task = episodes_of(run, policy, clock)
     collected = [collect(task, play_task, state, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)

@@ -145,6 +145,7 @@ def start(
         ),
         step_rows=learner.step_rows,
         diagnosis=config.diagnose,
+        sampler_weights=config.lab.sampler_weights,
         stopping=config.stopping,
         regimes=config.regimes,
         model=model,

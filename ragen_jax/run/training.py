@@ -150,6 +150,7 @@ class Run:
     precompiler: Precompiler
     fresh: bool  # whether the run starts at step 0, without a checkpoint
     completions: int  # replies printed in each step
+    sampler_weights: str  # a key of model/rounding.py: PRECISIONS
     preemption: Preemption
 
     @property

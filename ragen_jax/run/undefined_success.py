@@ -26,16 +26,18 @@ def check_success(config: Config, tasks: Sequence["Task"]) -> None:
     Raises:
       ValueError: names the field, its value and the environment.
     """
-    coef, rule = config.algorithm.zvp_coef, config.stopping.success.action
-    if not coef and (rule == "off" or not config.eval.every):
+    rule = config.stopping.success.action
+    readers = [name for name in ("zvp_coef", "virtual_rewards") if getattr(config.algorithm, name)]
+    if not readers and (rule == "off" or not config.eval.every):
         return
     for task in tasks:
         if not lacks_success(task):
             continue
-        if coef:
+        for name in readers:
             raise ValueError(
-                f"config.algorithm.zvp_coef is {coef:g}, but environment {task.name!r} does "
-                "not define success; accepted: 0, or set env.options.success_reward=NUMBER"
+                f"config.algorithm.{name} is {getattr(config.algorithm, name):g}, but environment "
+                f"{task.name!r} does not define success; accepted: 0, or set "
+                "env.options.success_reward=NUMBER"
             )
         console(
             f"warning: config.stopping.success.action is {rule!r}, but environment "

@@ -26,7 +26,11 @@ from ragen_jax.algorithm.bonus import entropy_weights
 from ragen_jax.algorithm.filter import loss_scales
 from ragen_jax.algorithm.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.algorithm.rewards import adapt_kl_coef
-from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_variance_signs
+from ragen_jax.algorithm.zero_variance import (
+    virtual_reward_advantage,
+    zero_variance_advantage,
+    zero_variance_signs,
+)
 from ragen_jax.configs.base import Filter
 from ragen_jax.core.progress import begin_count
 from ragen_jax.core.randomness import Purpose, generator
@@ -69,10 +73,12 @@ class Learner:
     kl_control: tuple[float, float] | None  # (target KL, gain) for adapting the coefficient
     kl_coef: float
     zvp_coef: float
+    virtual_rewards: int  # per group without variance; 0: none
     mi_coef: float
     entropy_on: str  # a key of bonus.ENTROPY_ON
     entropy_gate: float  # see bonus.entropy_gate; 0: no gate
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
+    sampler_noise: float  # standard deviation of noise on the sampler's log-probs, in nats
     optimizer: optax.GradientTransformationExtraArgs  # for policy and critic
     loss: Loss
     value_loss: ValueLoss
@@ -389,6 +395,16 @@ def assign_credit(
         )
         advantage_BT = advantage_BT.copy()
         advantage_BT[kept_B] += shaped_BT[kept_B]
+    if learner.virtual_rewards:
+        virtual_GK = virtual_reward_advantage(
+            return_GK,
+            _zero_variance_signs(learner, outcomes),
+            virtual=learner.virtual_rewards,
+            sound_GK=outcomes.sound_GK,
+        )
+        virtual_B1 = np.asarray(virtual_GK).reshape(-1)[batch.episode_B][:, None]
+        advantage_BT = advantage_BT.copy()
+        advantage_BT[kept_B] += (batch.mask_BT * virtual_B1)[kept_B]
     if outcomes.bonus_BT is not None:
         advantage_BT = advantage_BT.copy()
         advantage_BT[kept_B] += outcomes.bonus_BT[kept_B]
@@ -399,18 +415,23 @@ def assign_credit(
         summed=learner.loss.aggregation in losses.SUMMED,
     )
     advantage_BT = advantage_scale * advantage_BT
-    old_logp_BT = batch.logp_BT
+    sampler_logp_BT = batch.logp_BT
+    if learner.sampler_noise:
+        rng = generator(Purpose.SAMPLER_NOISE, learner.seed, int(state.step) + 1)
+        noise_BT = rng.normal(0.0, learner.sampler_noise, sampler_logp_BT.shape)
+        sampler_logp_BT = (sampler_logp_BT + batch.mask_BT * noise_BT).astype(np.float32)
+    old_logp_BT = sampler_logp_BT
     if learner.mismatch:
         cap, level = learner.mismatch
         logp_BT = _require(selection.logp_BT)
         # A weight >= 0 can multiply the advantage instead of the loss: every objective is linear
         # in the advantage on either side of 0.
-        weight_BT = mismatch_weights(logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level)
+        weight_BT = mismatch_weights(logp_BT, sampler_logp_BT, batch.mask_BT, cap=cap, level=level)
         advantage_BT = advantage_BT * np.asarray(weight_BT)
         # Measured here, since the update compares the policy with `old_logp_BT`, that is, itself.
-        gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
+        gap_BT = batch.mask_BT * abs(logp_BT - sampler_logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
-        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch.logp_BT, batch.mask_BT)
+        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, sampler_logp_BT, batch.mask_BT)
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(
         advantage_BT=advantage_BT,
@@ -424,10 +445,11 @@ def assign_credit(
 
 
 def _zero_variance_signs(learner: Learner, outcomes: Outcomes) -> np.ndarray:
-    """Return sign_G for RL-ZVP; raise ValueError if an environment does not define success."""
+    """Return `zero_variance_signs`; raise ValueError if an environment does not define success."""
     if outcomes.success_GK is None:
+        name = "zvp_coef" if learner.zvp_coef else "virtual_rewards"
         raise ValueError(
-            f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not define "
+            f"algorithm.{name} is {getattr(learner, name):g}, but an environment does not define "
             "success; accepted: 0, or set env.options.success_reward=NUMBER"
         )
     sign_G = zero_variance_signs(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ragen_jax.algorithm.advantage import comparable_members, has_variance, reward_unit
 from ragen_jax.algorithm.filter import (
     METRICS,
+    PAIRS,
     ZERO_SCORE,
     group_scores,
     round_scores,
@@ -38,7 +39,8 @@ def select_episodes(
     With settings.eps 0, the tolerance of the linear threshold is a fraction of the total score,
     and an environment whose task rewards vary in no group is rejected, however much penalties
     vary. With settings.eps above 0, the tolerance is absolute, and rejects such a step if its
-    total score is small (the paper's code).
+    total score is small (the paper's code). The strategy `pairs` selects only groups with
+    variance.
 
     Args:
       groups_E: number of groups of each environment.
@@ -60,8 +62,12 @@ def select_episodes(
     reward_G = reward_unit(return_GK, environment_G=environment_G, sound_GK=sound_GK)
     unit_G = reward_G ** METRICS[s.metric].power
     starts_E = [sum(groups_E[:e]) for e in range(len(groups_E))]
+    ranked_G = score_G if s.eps else round_scores(score_G, unit_G)
+    if s.strategy == PAIRS:
+        varied_G = has_variance(return_GK, environment_G=environment_G, sound_GK=sound_GK)
+        ranked_G = jnp.where(varied_G, ranked_G, jnp.nan)
     keep_G = select_by_environment(
-        score_G if s.eps else round_scores(score_G, unit_G),
+        ranked_G,
         groups_E,
         strategy=s.strategy,
         value=value_E,

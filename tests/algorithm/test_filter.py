@@ -286,7 +286,9 @@ def test_order_and_scale_do_not_matter():
     @jax.jit
     @jax.vmap
     def masks(score_G):
-        values = [{"top_k_abs": 3, "quarter": 2}.get(strategy, 0.6) for strategy in STRATEGIES]
+        values = [
+            {"top_k_abs": 3, "quarter": 2, "pairs": 2}.get(strategy, 0.6) for strategy in STRATEGIES
+        ]
         cases = zip(STRATEGIES, values, strict=True)
         return jnp.stack([select_groups(score_G, strategy=s, value=v, eps=0.0) for s, v in cases])
 
@@ -298,7 +300,7 @@ def test_order_and_scale_do_not_matter():
 def test_selection_errors():
     score_G = np.ones(4)
     with pytest.raises(
-        ValueError, match="'top'; known: top_p, top_k, top_k_abs, min_p, quarter, none"
+        ValueError, match="'top'; known: top_p, top_k, top_k_abs, min_p, quarter, pairs, none"
     ):
         select_groups(score_G, strategy="top")
     with pytest.raises(ValueError, match="mode 'log'; known: linear, softmax"):
@@ -416,6 +418,18 @@ def test_loss_scales():
 
 
 @pytest.mark.medium
+def test_pairs_are_the_candidates_at_both_ends():
+    score_G = np.array([0.5, 0.9, 0.0, 0.1, np.nan, 0.4, 0.9, 0.2])
+    pairs = lambda n, **options: np.flatnonzero(  # noqa: E731
+        select_groups(score_G, strategy="pairs", value=n, **options)
+    ).tolist()
+    assert pairs(1) == [1, 3]  # a tie goes to the lower index; score 0 is no candidate
+    assert pairs(2) == [1, 3, 6, 7]
+    assert pairs(9) == [0, 1, 3, 5, 6, 7]
+    assert pairs(1, include_zero=True) == [1, 2]
+    assert pairs(2, keep="smallest") == pairs(2)
+
+
 def test_quarters_of_the_candidates():
     """Nine of ten groups are candidates: 3, 2, 2 and 2 of them per quarter, by falling score."""
     score_G = np.array([0.0, 9, 1, 8, 2, 7, 3, 6, 4, 5], np.float32)

@@ -1,11 +1,16 @@
-"""zero_variance.py: RL-ZVP's advantages by hand and against plain NumPy."""
+"""zero_variance.py: RL-ZVP's advantages and virtual rewards, by hand and against plain NumPy."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_variance_signs
+from ragen_jax.algorithm.advantage import group_relative
+from ragen_jax.algorithm.zero_variance import (
+    virtual_reward_advantage,
+    zero_variance_advantage,
+    zero_variance_signs,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -63,3 +68,24 @@ def test_a_row_without_sampled_tokens_has_no_advantage():
     zeros = np.zeros((2, 3))
     found = zero_variance_advantage(zeros + 1.0, zeros, np.array([1.0, -1.0]), coef=1.0)
     np.testing.assert_array_equal(found, zeros)
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 5])
+def test_virtual_rewards_are_those_of_a_larger_group(virtual):
+    """The advantages are GRPO's in a group to which failures, or successes, were added."""
+    solved_K, failed_K = np.full(4, 3.0), np.zeros(4)
+    return_GK = np.array([solved_K, failed_K, [0.0, 3.0, 3.0, 0.0]])
+    found = virtual_reward_advantage(return_GK, np.array([1.0, -1.0, 0.0]), virtual=virtual)
+    joined = [np.r_[solved_K, np.zeros(virtual)], np.r_[failed_K, np.full(virtual, 3.0)]]
+    expected = group_relative(np.array(joined))[:, :4]
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found[:2], expected, atol=1e-5)
+    assert not np.any(found[2])
+    if virtual == 1:
+        np.testing.assert_allclose(found[0], 1 / np.sqrt(5), atol=1e-6)
+
+
+def test_virtual_rewards_ignore_broken_episodes():
+    sound_GK = np.array([[True, True, False, True]])
+    found = virtual_reward_advantage(np.ones((1, 4)), np.ones(1), virtual=1, sound_GK=sound_GK)
+    np.testing.assert_allclose(found, [[0.5, 0.5, 0.0, 0.5]], atol=1e-6)  # K = 3

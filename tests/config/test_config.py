@@ -140,6 +140,12 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         ),
         # the filter drops the groups it applies to
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),
+        ("algorithm.virtual_rewards", dict(algorithm__virtual_rewards=1)),
+        (
+            "algorithm.virtual_rewards",
+            dict(algorithm__virtual_rewards=1, algorithm__name="dr_grpo", filter__strategy="none"),
+        ),
+        ("filter.value", dict(filter__strategy="pairs", filter__value=1.5)),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="min_p")),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="none")),
         ("diagnose.gradients_edges", dict(diagnose__gradients_edges=(2.0, 1.0))),
@@ -166,6 +172,8 @@ def test_values_at_the_edge_pass():
     check(changed(diagnose__gradients_edges=(1.0, 2.0)))
     check(changed(env__pool=8, collect__explore=0.5))
     check(changed(algorithm__zvp_coef=0.1, filter__strategy="none"))
+    check(changed(algorithm__virtual_rewards=1, filter__strategy="none"))
+    check(changed(filter__strategy="pairs", filter__value=2.0))
     check(changed(regimes__action="tighten", filter__strategy="top_k", filter__value=0.5))
 
 

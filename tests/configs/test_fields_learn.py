@@ -449,6 +449,14 @@ def of_sequence(_, o):
     return near(o.advantage_BT, o.credited_BT * ratio_B1)
 
 
+def with_virtual_rewards(before, o):
+    """The last group, always solved and without variance, joins two virtual failures."""
+    last_BT = o.mask_BT & (o.batch.group_B == G - 1)[:, None]
+    size = np.sqrt(2 * (K + 1) / (K * (K + 2)))
+    changed_BT = o.credited_BT - before.credited_BT
+    return near(changed_BT[last_BT], size) and not np.any(changed_BT[~last_BT])
+
+
 def shaped(before, o):
     """The last group, always solved and without variance, is credited by its tokens' entropies."""
     last_B1 = (o.batch.group_B == G - 1)[:, None]
@@ -518,6 +526,12 @@ ALGORITHM = {
         "upper_groups", of_the_upper_half, ALL | {"algorithm.entropy_coef": 0.3}, COEFS
     ),
     "algorithm.zvp_coef": Entry(0.5, shaped, ALL),
+    "algorithm.virtual_rewards": Entry(2, with_virtual_rewards, ALL),
+    "lab.sampler_noise": Entry(
+        5.0,
+        lambda a, b: b.metrics["rollout/logp_gap"] > 4 + a.metrics["rollout/logp_gap"],
+        ALL,
+    ),
     "algorithm.mismatch_cap": Entry(2.0, capped, ALL, given="high"),
     "algorithm.mismatch_level": Entry(
         "sequence", of_sequence, ALL | {"algorithm.mismatch_cap": 1e6}

@@ -99,6 +99,30 @@ def played_of(episodes):
 RETURN_GK = np.array([[1.0, 0.9], [2.0, 1.9], [3.0, 2.5]], np.float32)
 
 
+@pytest.mark.parametrize("precision", ["exact", "int8"])
+def test_episodes_are_sampled_with_rounded_weights_if_asked(precision, monkeypatch):
+    run, seen = make_run(), []
+    run.sampler_weights = precision
+
+    def stop(run, policy, clock):
+        seen.append(policy)
+        raise StopIteration
+
+    monkeypatch.setattr(stages, "episodes_of", stop)
+    policy = {
+        "kernel": np.array([[0.3, 1.0, -0.7]], np.float32),
+        "norm": np.array([[0.3, 1.0]], "f4"),
+    }
+    with pytest.raises(StopIteration):
+        stages.play(run, policy, None, 1)
+    (sampled,) = seen
+    if precision == "exact":
+        assert sampled is policy
+    else:
+        np.testing.assert_allclose(sampled["kernel"], [[38 / 127, 1.0, -89 / 127]], rtol=1e-6)
+        np.testing.assert_array_equal(sampled["norm"], policy["norm"])
+
+
 def test_a_batch_by_hand(episodes):
     batch, outcomes, metrics = stages.make_batch(make_run(), played_of(episodes))
     np.testing.assert_allclose(outcomes.return_GK, RETURN_GK, rtol=1e-6)

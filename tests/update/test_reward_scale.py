@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fast
 G, K = 8, 6
 FACTORS = (1e-4, 0.02, 0.1, 10.0, 1e4)
 SHIFTS = (-3.0, 0.5, 10.0)  # in units of the largest return
-VALUES = {"top_k_abs": 3.0, "quarter": 2.0, "min_p": 0.3}
+VALUES = {"top_k_abs": 3.0, "quarter": 2.0, "min_p": 0.3, "pairs": 2.0}
 PLAIN = Credit(
     **dict(name="grpo", gamma=1.0, lam=1.0, bi_level=False, turn_gamma=1.0, soft_weights=False),
     **dict(level="turn", normalize="identity", grouping="state"),
@@ -102,6 +102,18 @@ def selections():
     for strategy, metric in itertools.product(STRATEGIES, METRICS):
         for keep in ("largest", "smallest"):
             yield dict(strategy=strategy, metric=metric, keep=keep, value=VALUES.get(strategy, 0.7))
+
+
+def test_pairs_have_variance():
+    """Of groups that nobody, somebody and everybody solved, pairs are taken from the second."""
+    return_GK = np.zeros((G, K), np.float32)
+    for group, solved in enumerate((0, 1, 6, 5, 3, 6, 0, 2)):
+        return_GK[group, :solved] = 1.0
+    chosen = Filter(
+        strategy="pairs", value=1.0, metric="reward_mean", include_zero=True, loss_scale="none"
+    )
+    _, keep_GK, _ = select_episodes(chosen, (G,), return_GK, return_GK, None, value_E=(1.0,))
+    assert np.flatnonzero(np.asarray(keep_GK).all(1)).tolist() == [1, 3]
 
 
 @pytest.mark.medium
