@@ -6,8 +6,28 @@ An arm is a setting, a treatment and a seed. Settings and treatments are config 
 from ragen_jax.configs.experiments.claims import OTHER_CLAIMS, TINY_EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Experiment
 from ragen_jax.configs.experiments.organism import ORGANISM_EXPERIMENTS
+from ragen_jax.configs.experiments.referee import (
+    NOT_TO_CONCLUDE,
+    OPEN_CLAIMS,
+    REFEREE,
+    REFEREE_EXPERIMENTS,
+    REFEREE_QUICK,
+)
 from ragen_jax.configs.experiments.tasks import TASK_EXPERIMENTS
 
-__all__ = ["EXPERIMENTS", "OTHER_CLAIMS", "Experiment"]
+__all__ = [
+    "EXPERIMENTS",
+    "NOT_TO_CONCLUDE",
+    "OPEN_CLAIMS",
+    "OTHER_CLAIMS",
+    "REFEREE",
+    "REFEREE_QUICK",
+    "Experiment",
+]
 
-EXPERIMENTS = {**TINY_EXPERIMENTS, **ORGANISM_EXPERIMENTS, **TASK_EXPERIMENTS}
+EXPERIMENTS = {
+    **TINY_EXPERIMENTS,
+    **ORGANISM_EXPERIMENTS,
+    **TASK_EXPERIMENTS,
+    **REFEREE_EXPERIMENTS,
+}

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 Fields = dict[str, Any]  # dotted name of a config field -> value
+RAGEN_2 = "RAGEN-2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Experiment:
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
     runs: str = ""  # experiment with which this experiment shares its folder of runs; "": none
+    # Experiment whose stored rows the page reads, so that it needs no runs; "": its own.
+    rows: str = ""
+    paper: str = RAGEN_2  # paper whose claims the page judges
+    # Treatments that are doses of one thing, from the smallest to the largest (lab/rivals.py).
+    ladders: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +38,13 @@ class Claim:
     """A claim: a metric is higher with a treatment than with the experiment's last treatment, or
     higher at the end of a run than at its start."""
 
-    source: str  # table, figure, section or page in which RAGEN-2 makes the claim
+    source: str  # table, figure, section or page in which the paper makes the claim
     treatment: str
     figure: str = "eval/success"
     sign: int = 1  # 1: higher, -1: lower, 0: equal
     settings: tuple[str, ...] = ()  # settings over which the difference is averaged; (): all
     since_start: bool = False  # compare with the start of the same runs
+    reference: str = ""  # treatment to compare with (lab/rivals.py); "": the last one
 
 
 @dataclasses.dataclass(frozen=True)

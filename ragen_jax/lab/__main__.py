@@ -2,15 +2,20 @@
 
     python -m ragen_jax.lab list
     python -m ragen_jax.lab pages [--report=docs/lab]
+    python -m ragen_jax.lab run referee [--quick] [--workers=N] [--report=docs/lab]
     python -m ragen_jax.lab run NAME [--quick] [--workers=N] [--workdir=runs/lab]
                                      [--report=docs/lab] [--reuse] [--config.FIELD=VALUE ...]
 
 Runs every arm of an experiment of configs/experiments, by default one per core at a time, and
 writes NAME.md, NAME.png and, in NAME.jsonl, the rows from which both are made. If the command is
 repeated after a stop, it resumes unfinished arms and reads finished arms. A full run also writes
-claims.md: the verdicts on the paper's claims from all experiments that have rows in that folder.
+claims.md and referee.md: the verdicts on the claims of RAGEN-2, and on those of other papers, from
+all experiments that have rows in that folder.
 
-`pages` rewrites all pages, figures and claims.md from the stored rows and runs nothing.
+`run referee` runs all experiments on the tiny agent of referee.md (--quick: short forms of two),
+each as `run NAME` with the same flags. `pages` rewrites all pages, figures, claims.md and
+referee.md from the stored rows and runs nothing. Some pages have no runs of their own: `run NAME`
+writes them from the rows of another experiment.
 
 With --reuse, arms in NAME.jsonl are read from there, and only the other arms are run: for example,
 your treatment next to those of docs/lab. The stored arms are from another machine; its runs differ
@@ -19,6 +24,7 @@ from runs on this machine as much as runs with different seeds do.
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,25 +34,34 @@ from absl import flags
 from ragen_jax.config import command_line as command
 from ragen_jax.config import help
 from ragen_jax.config.fields import warning
-from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.configs.experiments import EXPERIMENTS, REFEREE, REFEREE_QUICK
 from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.lab.arms import arms, list_fixed_fields, run_arms, set_dates, shorten
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.interim_analyses import analysis_seed_counts, certain
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
-from ragen_jax.lab.recorded import read_runs, trim_rows, write_runs
+from ragen_jax.lab.recorded import read_runs, stored_runs, trim_rows, write_runs
+from ragen_jax.lab.referee import write_referee
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import set_up_console
 from ragen_jax.storage.metrics_reader import read_metrics
 
+EVERY = "referee"  # the name that runs all experiments of REFEREE
+
 
 def main(argv: list[str]) -> None:
     name = argv[2]
+    if name == EVERY:
+        run_every()
+        return
     enable_compilation_cache()
     with command.bad_input():
         require_matplotlib()
         experiment = EXPERIMENTS[name]
+        if experiment.rows:
+            write_from_rows(name, Path(REPORT.value))
+            return
         experiment = shorten(experiment) if QUICK.value else experiment
         plan = arms(experiment, CONFIG.value)
         if WORKERS.value < 0:
@@ -88,7 +103,45 @@ def main(argv: list[str]) -> None:
     write_runs(page.with_suffix(".jsonl"), plan, rows)
     if not QUICK.value:
         write_claims(page.parent)
+        write_referee(page.parent)
     console(f"done: {page}")
+
+
+def run_every() -> None:
+    """Run the experiments of referee.md one after another, each in a process, and write the page.
+
+    Raises:
+      SystemExit: an experiment failed; the code is its exit code.
+    """
+    for name in REFEREE_QUICK if QUICK.value else REFEREE:
+        console(f"run {name}")
+        done = subprocess.run([sys.executable, "-m", "ragen_jax.lab", "run", name, *sys.argv[3:]])
+        if done.returncode:
+            sys.exit(done.returncode)
+    suffix = "_quick" if QUICK.value else ""
+    print(write_referee(Path(REPORT.value), suffix))
+    console(f"done: {Path(REPORT.value) / f'{EVERY}{suffix}.md'}")
+
+
+def write_from_rows(name: str, report: Path) -> None:
+    """Write the page of an experiment that has no runs of its own.
+
+    Raises:
+      ValueError: --quick was given, or the folder holds no rows of the other experiment.
+    """
+    experiment = EXPERIMENTS[name]
+    if QUICK.value:
+        raise ValueError("--quick: this experiment has no shorter form; omit --quick")
+    runs = stored_runs(report, name, experiment)
+    if not runs:
+        raise ValueError(
+            f"--report={report} holds no rows of {experiment.rows}, from which this page is made; "
+            f"run {experiment.rows} first"
+        )
+    print(write_page(name, report / f"{name}.md", f"run {name}", experiment, runs))
+    write_claims(report)
+    write_referee(report)
+    console(f"done: {report / f'{name}.md'}")
 
 
 def require_matplotlib() -> None:
@@ -98,7 +151,7 @@ def require_matplotlib() -> None:
 
 
 def rewrite(report: Path) -> None:
-    """Write the page and figure of every experiment with stored rows, and claims.md.
+    """Write the page and figure of every experiment with stored rows, claims.md and referee.md.
 
     Raises:
       ValueError: the folder holds no stored rows.
@@ -106,7 +159,7 @@ def rewrite(report: Path) -> None:
     found = 0
     for name, experiment in EXPERIMENTS.items():
         page = report / f"{name}.md"
-        runs = read_runs(page.with_suffix(".jsonl"))
+        runs = stored_runs(report, name, experiment)
         if runs:
             write_page(name, page, f"run {name}", experiment, runs)
             console(f"written: {page}")
@@ -118,6 +171,8 @@ def rewrite(report: Path) -> None:
         )
     write_claims(report)
     console(f"written: {report / 'claims.md'}")
+    write_referee(report)
+    console(f"written: {report / 'referee.md'}")
 
 
 def listed() -> str:
@@ -126,8 +181,11 @@ def listed() -> str:
     for name, experiment in EXPERIMENTS.items():
         count = len(experiment.seeds) * len(experiment.settings) * len(experiment.treatments)
         quick = ", --quick" if experiment.quick else ""
-        lines.append(f"{name} ({count} arms of about {experiment.minutes:g} min{quick})")
+        runs = f"{count} arms of about {experiment.minutes:g} min{quick}"
+        lines.append(f"{name} ({f'rows of {experiment.rows}' if experiment.rows else runs})")
         lines.append(f"    {experiment.question}")
+    lines.append(f"{EVERY} ({', '.join(REFEREE)}; --quick: {', '.join(REFEREE_QUICK)})")
+    lines.append("    What do these experiments say about the claims of other papers than RAGEN-2?")
     return "\n".join(lines)
 
 
@@ -138,7 +196,7 @@ def experiment_name(argv: list[str]) -> str | None:
             return None
         if argv[1:2] != ["run"] or not argv[2:] or argv[2].startswith("-"):
             raise ValueError("give `list`, `pages`, or `run NAME` with a name from `list`")
-        if argv[2] not in EXPERIMENTS:
+        if argv[2] not in EXPERIMENTS and argv[2] != EVERY:
             raise ValueError(
                 f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}"
                 f"{did_you_mean(argv[2], EXPERIMENTS)}"
@@ -171,6 +229,6 @@ if __name__ == "__main__":
         if NAME is None:
             print(listed())
             sys.exit(0)
-        if not command.config_given():
+        if not command.config_given() and NAME != EVERY:
             sys.argv.insert(3, f"--config={EXPERIMENTS[NAME].config}")  # before its overrides
     command.run_command(main, words=2)

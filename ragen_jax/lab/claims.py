@@ -7,9 +7,10 @@ corrected for the number of tested claims on the page (Holm).
 from pathlib import Path
 
 from ragen_jax.configs.experiments import EXPERIMENTS, OTHER_CLAIMS
+from ragen_jax.configs.experiments.experiment import RAGEN_2
 from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
-from ragen_jax.lab.recorded import read_runs
+from ragen_jax.lab.recorded import stored_runs
 from ragen_jax.lab.statistics import ERROR, holm
 from ragen_jax.storage.atomic_io import atomic_write
 
@@ -22,12 +23,16 @@ def _p(value: float | None) -> str:
 
 
 def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
-    """Return {experiment: verdicts of its full form, or None if the folder has no rows of it}."""
+    """Return {experiment: verdicts of its full form, or None if the folder has no rows of it}.
+
+    Only experiments on claims of RAGEN-2; referee.py has the others.
+    """
     return {
         name: PAGES[name].verdicts(experiment, runs)
-        if (runs := read_runs(report / f"{name}.jsonl"))
+        if (runs := stored_runs(report, name, experiment))
         else None
         for name, experiment in EXPERIMENTS.items()
+        if experiment.paper == RAGEN_2
     }
 
 

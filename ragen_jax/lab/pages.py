@@ -3,7 +3,18 @@
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, tasks, treatments
+from ragen_jax.lab import (
+    collapse,
+    correlations,
+    dead_groups,
+    detectors,
+    gains,
+    lengths,
+    mechanism,
+    rivals,
+    tasks,
+    treatments,
+)
 from ragen_jax.lab import model_organism as organism
 from ragen_jax.lab.curves import Runs
 from ragen_jax.lab.identical import describe
@@ -19,6 +30,9 @@ PAGES = {
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
     **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
     "tasks": tasks,
+    **dict.fromkeys(("dead_groups", "dead_groups_language"), dead_groups),
+    **dict.fromkeys(("mismatch", "mismatch_language", "signals", "signals_language"), rivals),
+    **dict.fromkeys(("lengths", "lengths_language"), lengths),
 }
 # Experiments that may end early (interim_analyses.py) -> function from the runs to the primary
 # difference of each seed.
@@ -48,8 +62,10 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     head += ["```bash", f"python -m ragen_jax.lab {words}", "```", ""]
     cores = "one core" if experiment.cores == 1 else f"{experiment.cores} cores"
     head += [
-        f"This command makes the runs, each about {experiment.minutes:.2g} minutes on {cores}, "
-        "and writes this page.",
+        f"This command writes this page from the stored rows of {experiment.rows}, without runs."
+        if experiment.rows
+        else f"This command makes the runs, each about {experiment.minutes:.2g} minutes on "
+        f"{cores}, and writes this page.",
         "",
     ]
     if identical_runs := describe(runs):

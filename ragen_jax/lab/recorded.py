@@ -11,7 +11,7 @@ from pathlib import Path
 from ragen_jax.config.stored import fields_of
 from ragen_jax.configs import base
 from ragen_jax.configs.base import Config
-from ragen_jax.configs.experiments.experiment import Fields
+from ragen_jax.configs.experiments.experiment import Experiment, Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.storage.atomic_io import atomic_open
@@ -50,6 +50,15 @@ def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
                 "figures": {name: [row.get(name) for row in rows] for name in names},
             }
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def stored_runs(report: Path, name: str, experiment: Experiment, suffix: str = "") -> Runs:
+    """Read the stored rows that the page of an experiment is made from; {} without any.
+
+    Args:
+      suffix: "_quick" for the rows of the short form.
+    """
+    return read_runs(report / f"{experiment.rows or name}{suffix}.jsonl")
 
 
 def read_runs(path: Path, plan: Sequence[Arm] | None = None) -> Runs:

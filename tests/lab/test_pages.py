@@ -7,6 +7,8 @@ import pytest
 from cli_commands import call
 
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.configs.experiments.experiment import RAGEN_2
+from ragen_jax.lab import referee
 from ragen_jax.lab.claims import verdicts
 from ragen_jax.lab.statistics import ERROR
 
@@ -28,9 +30,9 @@ def test_the_committed_pages_are_what_their_rows_make(tmp_path):
     assert code == 0, err
     assert f"written: {tmp_path / 'claims.md'}" in out
     made = {path.name: path.read_text() for path in tmp_path.glob("*.md")}
-    run = [name for name in EXPERIMENTS if (DOCS / f"{name}.jsonl").exists()]
-    assert set(made) == {f"{name}.md" for name in (*run, "claims")}
-    missing = [f"`{name}`" for name in EXPERIMENTS if name not in run]
+    run = [n for n, x in EXPERIMENTS.items() if (DOCS / f"{x.rows or n}.jsonl").exists()]
+    assert set(made) == {f"{name}.md" for name in (*run, "claims", "referee")}
+    missing = [f"`{n}`" for n, x in EXPERIMENTS.items() if n not in run and x.paper == RAGEN_2]
     assert not missing or made["claims.md"].endswith(f"Not run yet: {', '.join(missing)}.\n")
     for name, text in made.items():
         assert text == (DOCS / name).read_text(), f"{name}: run python -m ragen_jax.lab pages"
@@ -49,12 +51,13 @@ def test_a_folder_without_rows_is_refused(tmp_path):
 
 
 @pytest.mark.medium
-def test_every_verdict_is_one_of_the_words_and_agrees_with_its_p():
-    found = [v for of_page in verdicts(DOCS).values() for v in of_page or ()]
+@pytest.mark.parametrize("page, count", [(verdicts, 59), (referee.verdicts, 6)])
+def test_every_verdict_is_one_of_the_words_and_agrees_with_its_p(page, count):
+    found = [v for of_page in page(DOCS).values() for v in of_page or ()]
     for v in found:
         if v.p is None:
             assert v.verdict.startswith(("too few", "not testable", "cannot be judged"))
         else:
             assert v.verdict in ("reproduced", "reversed", "undecided")
             assert (v.p < ERROR) == (v.verdict != "undecided"), v
-    assert len(found) == 59
+    assert len(found) == count
