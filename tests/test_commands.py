@@ -247,7 +247,7 @@ def planned(monkeypatch):
 def test_the_laboratory_command_of_the_readme(planned):
     """The command takes a quarter of an hour: here each arm's config is built and checked, not
     run."""
-    (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
+    (command,) = [line for line in README if line.startswith("ragen_jax.lab run organism")]
     code, _, err = call(*shlex.split(command, comments=True))
     assert code == 99, err
     ((plan, root),) = planned
@@ -361,7 +361,7 @@ def test_the_quick_form_of_every_experiment(name, shared, optimised, monkeypatch
 
 @pytest.mark.slow
 def test_the_laboratory_command_of_the_readme_runs(shared, optimised, monkeypatch):
-    (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
+    (command,) = [line for line in README if line.startswith("ragen_jax.lab run organism")]
     out = run_quick(shlex.split(command, comments=True), shared, optimised, monkeypatch)
     assert "With no filter, 3 of 3 runs lost half of their information" in out
 

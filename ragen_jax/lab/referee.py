@@ -107,7 +107,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
         *rows,
         *(
-            f"| {claim} | {paper} | | | **{verdict}** | | {reason} |"
+            f"| {claim} | {paper} | {reason} | | **{verdict}** | | |"
             for claim, paper, verdict, reason in OPEN_CLAIMS
         ),
         "",

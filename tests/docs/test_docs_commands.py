@@ -6,11 +6,13 @@ Commands of README.md and docs/cli.md are run by tests/test_commands.py.
 import re
 import shlex
 import sys
+import types
 
 import pytest
 from cli_commands import DOCS, README, ROOT, Written, call, commands_of
 from simulated_runs import write_run
 
+from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab import arms
 from ragen_jax.preflight import compile as compiling
 from ragen_jax.run import load, start
@@ -120,10 +122,15 @@ def test_a_training_command_starts(command, reader, monkeypatch):
 
 @pytest.mark.parametrize("command", of("lab"), ids=str)
 def test_an_experiment_is_planned(command, reader, monkeypatch):
-    plans = []
+    plans, ended = [], types.SimpleNamespace(returncode=99)
     monkeypatch.setattr(arms, "run_arms", lambda plan, *_, **__: plans.append(plan) or 99)
-    code, _, err = call(*reader(command.text))
-    assert code == 99 and len(plans[0]) > 1, err
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: ended)  # `run referee` runs experiments
+    words = reader(command.text)
+    code, _, err = call(*words)
+    if words[2] in EXPERIMENTS and EXPERIMENTS[words[2]].rows:
+        assert code == 2 and "holds no rows of" in err  # it only reads stored rows
+    else:
+        assert code == 99 and (len(plans[0]) > 1 if plans else words[2] == "referee"), err
 
 
 @pytest.mark.parametrize("command", of("preflight"), ids=str)
