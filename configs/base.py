@@ -423,6 +423,9 @@ class Diagnose(Section):
     # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
     # the reasoning, by blocked attention, gradients and exchanged reasoning.
     probe_mediation: bool = flag(False, PROBE)
+    # Compute probe/faithfulness/ (diagnostics/faithfulness.py) of an agent that imitated several
+    # warmstart.styles: early answers, exchanged and perturbed steps of the reasoning.
+    probe_faithfulness: bool = flag(False, PROBE)
     # steps between gradients by reward variance; 0: never
     gradients_every: int = whole(0, 0, MAX_INTERVAL)
     # held-out groups to use; 0: the step's groups

@@ -135,6 +135,24 @@ REFEREE_EXPERIMENTS = {
         ),
         paper=f"{COLLAPSE_PAPER}, {PAIRS_PAPER}",
     ),
+    # Measured before any update: replicates are sets of held-out problems.
+    "faithfulness": Experiment(
+        question="Which measure of faithfulness tells decorative reasoning from reasoning that an "
+        "answer uses, and that from reasoning it needs? At what cost?",
+        config="organism:sokoban",
+        settings={f"problems {i}": {"eval.seed": i} for i in range(70, 75)},
+        treatments={"before training": NONE},
+        seeds=(70,),
+        common_fields=SHORT
+        | {
+            **{"steps": 1, "eval.every": 0, "diagnose.probe_every": 1},
+            "diagnose.probe_faithfulness": True,
+        },
+        doubt="An agent whose actions ignore its grounded reasoning, or one whose templates tell "
+        "something about the room; longer reasoning with steps that are sentences; several agents.",
+        minutes=0.3,
+        paper="arXiv 2510.24941",
+    ),
     "lengths": dataclasses.replace(
         ORGANISM_EXPERIMENTS["figures"],
         question="Do replies get shorter when reasoning loses its input dependence? Is a reply "
@@ -178,6 +196,12 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
+    "faithfulness_language": dataclasses.replace(
+        REFEREE_EXPERIMENTS["faithfulness"],
+        settings={f"problems {i}": {"eval.seed": i} for i in range(80, 83)},
+        common_fields=LANGUAGE | REFEREE_EXPERIMENTS["faithfulness"].common_fields,
+        **{**LANGUAGE_FORM, "seeds": (80,), "minutes": 3},
+    ),
     "signals_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["signals"],
         settings={"length penalty": {}},
@@ -189,7 +213,10 @@ REFEREE_EXPERIMENTS |= {
 }
 
 # Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model.
-REFEREE = {name: f"{name}_language" for name in ("dead_groups", "mismatch", "signals", "lengths")}
+REFEREE = {
+    name: f"{name}_language"
+    for name in ("dead_groups", "mismatch", "signals", "faithfulness", "lengths")
+}
 REFEREE_QUICK = ("dead_groups", "mismatch")  # the rows of `run referee --quick`
 # Claims that no experiment judges yet: (claim, paper, verdict, reason).
 OPEN_CLAIMS = (
@@ -212,13 +239,6 @@ OPEN_CLAIMS = (
         "arXiv 2602.01601",
         "not tested",
         "only GRESO (`collect.explore`) is in the bench ([cures](cures.md)), which is another rule",
-    ),
-    (
-        "a True-Thinking Score tells decorative steps from necessary ones",
-        "arXiv 2510.24941",
-        "not tested",
-        "`flow/*` and `probe/mediation/*` are judged in [detectors](detectors.md); early answers "
-        "and perturbed steps are not measured yet",
     ),
     (
         "agents stop asking while reward rises",

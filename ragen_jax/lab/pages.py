@@ -8,6 +8,7 @@ from ragen_jax.lab import (
     correlations,
     dead_groups,
     detectors,
+    faithfulness,
     gains,
     lengths,
     mechanism,
@@ -32,6 +33,7 @@ PAGES = {
     "tasks": tasks,
     **dict.fromkeys(("dead_groups", "dead_groups_language"), dead_groups),
     **dict.fromkeys(("mismatch", "mismatch_language", "signals", "signals_language"), rivals),
+    **dict.fromkeys(("faithfulness", "faithfulness_language"), faithfulness),
     **dict.fromkeys(("lengths", "lengths_language"), lengths),
 }
 # Experiments that may end early (interim_analyses.py) -> function from the runs to the primary

@@ -115,7 +115,9 @@ def write_referee(report: Path, suffix: str = "") -> str:
     if missing:
         lines += [f"Not run yet: {', '.join(f'`{name}`' for name in missing)}.", ""]
     lines += ["## What would change our mind", ""]
-    lines += [f"- [{name}]({name}.md): {EXPERIMENTS[name].doubt}" for name in REFEREE]
+    for name in REFEREE:
+        shown = f"`{name}`" if name in missing else f"[{name}]({name}.md)"
+        lines.append(f"- {shown}: {EXPERIMENTS[name].doubt}")
     lines += ["", "## What nobody should conclude", ""]
     lines += [f"- {sentence}" for sentence in NOT_TO_CONCLUDE]
     text = "\n".join(lines) + "\n"

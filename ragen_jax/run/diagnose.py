@@ -29,6 +29,7 @@ from ragen_jax.diagnostics.anatomy import (
 )
 from ragen_jax.diagnostics.cross_scoring import only_compiling
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
+from ragen_jax.diagnostics.faithfulness import faithfulness_metrics, grounded_by_style
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
@@ -233,6 +234,14 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
                 filler=int(task.settings.chat.template.plain(".")[0]),
                 micro_batch=settings.micro_batch,
             )
+        if settings.probe_faithfulness and task.styles:
+            figures |= faithfulness_metrics(
+                step.run.model,
+                seen,
+                episodes,
+                grounded_by_style(task.styles, task.settings.chat.text),
+                micro_batch=settings.micro_batch,
+            )
         valid = [e.turns[0].valid for e in episodes if not e.error]
         if valid:
             figures["probe/valid_rate"] = float(np.mean(valid))
@@ -240,6 +249,7 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
             "collapse/first_turn/": "probe/",
             "reasoning/style/": "probe/style/",
             "mediation/": "probe/mediation/",
+            "faithfulness/": "probe/faithfulness/",
         }
         for long, name in short.items():
             figures = {key.replace(long, name): value for key, value in figures.items()}

@@ -42,6 +42,8 @@ ELSEWHERE = {
     "model.lora.tower": "test_train_seeing.py: "
     "test_a_tower_learns_by_adapters_resumes_and_is_exported",
     "optimizer.micro_batch": "configs/test_fields_learn.py: test_micro_batch",
+    "diagnose.probe_faithfulness": "diagnostics/test_faithfulness.py: "
+    "test_a_probe_measures_faithfulness_if_asked",
     "lab.sampler_weights": "run/test_stages.py: "
     "test_episodes_are_sampled_with_rounded_weights_if_asked",
 }

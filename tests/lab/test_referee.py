@@ -39,7 +39,7 @@ def test_the_table_names_what_was_not_run(tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + 3 + len(OPEN_CLAIMS)
     assert "| 8 of 8 runs (95 % CI 0.63 to 1.00) | not run | **reproduced** † | 0.0" in text
-    assert "Not run yet: `dead_groups`, `mismatch`, `signals`." in text
+    assert "Not run yet: `dead_groups`, `mismatch`, `signals`, `faithfulness`." in text
     assert "for the 3 tested claims of the page. Of the 2 decided verdicts, 2 remain" in text
     assert all(f"- {sentence}" in text for sentence in NOT_TO_CONCLUDE)
     assert all(EXPERIMENTS[name].doubt in text for name in REFEREE)
