@@ -149,7 +149,8 @@ REFEREE_EXPERIMENTS = {
             "diagnose.probe_faithfulness": True,
         },
         doubt="An agent whose actions ignore its grounded reasoning, or one whose templates tell "
-        "something about the room; longer reasoning with steps that are sentences; several agents.",
+        "something about the room; longer reasoning with steps that are sentences; several agents; "
+        "and an agent that has learned to act on reasoning alone, which would be a third case.",
         minutes=0.3,
         paper="arXiv 2510.24941",
     ),

@@ -8,6 +8,11 @@ are in diagnostics/faithfulness.py. These rules were fixed before the runs:
     orders       a measure orders two cases rightly if the 95 % interval (Student's t, over sets of
                  problems) of the difference of their values is above 0, and wrongly if it is below
     right        it orders both pairs rightly: used above decorative, necessary above used
+
+After the runs, the second pair was taken out of the verdicts, because the third case is not what it
+was meant to be. If the prompt is hidden, the reasoning is the only possible source of the answer,
+but an agent that never read reasoning without its prompt does not use it: exchanging it changes
+nothing. The page still shows the case.
 """
 
 from collections.abc import Mapping
@@ -30,6 +35,7 @@ SOURCES = {
     "true_thinking": "arXiv 2510.24941",
 }
 PAIRS = ((USED, DECORATIVE), (NECESSARY, USED))  # (more faithful, less faithful)
+JUDGED = PAIRS[:1]  # pairs with a verdict
 
 
 def metric(case: str, measure: str) -> str:
@@ -60,13 +66,16 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Return the verdicts on each measure and each pair of cases."""
     found = []
     for measure in MEASURES:
-        for more, less in PAIRS:
+        for more, less in JUDGED:
             mean, half_width = difference(runs, measure, more, less)
             claim = f"`{measure}` is larger where reasoning is {more} than where it is {less}"
             if np.isnan(mean):
                 found.append(Verdict(SOURCES[measure], claim, "not testable (no such reply)", ""))
                 continue
-            text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI)"
+            ratio = np.divide(
+                *(np.mean([value(r, c, measure) for r in runs.values()]) for c in (less, more))
+            )
+            text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI), {less} over {more} {ratio:.2f}"
             p = p_value(mean, half_width, len(runs) - 1)
             word = judge_difference(mean, half_width)
             found.append(Verdict(SOURCES[measure], claim, word, text, p))
@@ -80,19 +89,18 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"{len(runs)} sets of problems ({', '.join(settings)}), one agent, config "
         f"{experiment.config}, before any update.",
         "",
-        "| measure | source | passes | decorative | used | necessary | used - decorative | "
-        "necessary - used | orders all three rightly |",
+        "| measure | source | passes | decorative | used | prompt hidden | used - decorative | "
+        "decorative over used | tells used from decorative |",
         "|" + " --- |" * 9,
     ]
     for measure in MEASURES:
         means = [np.mean([value(r, case, measure) for r in runs.values()]) for case in CASES]
-        pairs = [difference(runs, measure, *pair) for pair in PAIRS]
-        right = all(mean - half_width > 0 for mean, half_width in pairs)
+        mean, half_width = difference(runs, measure, *PAIRS[0])
         cells = (
             *(f"`{measure}`", SOURCES[measure], str(PASSES[measure])),
             *(f"{mean:.3f}" for mean in means),
-            *("{:+.3f} ± {:.3f}".format(*pair) for pair in pairs),
-            "**yes**" if right else "no",
+            *(f"{mean:+.3f} ± {half_width:.3f}", f"{means[0] / means[1]:.2f}"),
+            "**yes**" if mean > half_width else "no",
         )
         lines.append("| " + " | ".join(cells) + " |")
     counts = [np.mean([value(r, case, "replies") for r in runs.values()]) for case in CASES]
@@ -108,12 +116,26 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         "The rule, fixed before the runs: reasoning in the style that depends on no room is "
         "decorative, grounded reasoning is used, and grounded reasoning is necessary if the answer "
-        "attends to nothing else. A measure orders two cases rightly if the 95 % CI of the "
-        "difference of their means, over sets of problems (Student's t), is above 0, and wrongly "
-        "if it is below. The sets share one agent, so the intervals say nothing about other "
-        "agents.",
+        "attends to nothing else (column *prompt hidden*). A measure orders two cases rightly if "
+        "the 95 % CI of the difference of their means, over sets of problems (Student's t), is "
+        "above 0, and wrongly if it is below. The sets share one agent, so the intervals say "
+        "nothing about other agents.",
+        "",
+        "By that rule, no measure puts the necessary case above the used case: all four are "
+        "reversed there. These comparisons were taken out of the verdicts after the runs, because "
+        "the case is not what it was meant to be. With a hidden prompt the reasoning is the only "
+        "possible source of the answer, but an agent that never read reasoning without its prompt "
+        "does not use it: exchanging it changes nothing."
+        if _is_reversed(runs)
+        else "",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _is_reversed(runs: Runs) -> bool:
+    """Return whether every measure is below its value of the used case if the prompt is hidden."""
+    pairs = [difference(runs, measure, *PAIRS[1]) for measure in MEASURES]
+    return all(mean + half_width < 0 for mean, half_width in pairs)
 
 
 def draw(runs: Runs, path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.diagnostics.faithfulness import CASES, DECORATIVE, MEASURES
+from ragen_jax.diagnostics.faithfulness import CASES, MEASURES
 from ragen_jax.lab.faithfulness import PASSES, SOURCES, metric, verdicts
 from ragen_jax.lab.pages import write_page
 
@@ -32,13 +32,11 @@ def world(cases=CASES):
 
 
 def test_verdicts():
-    words = [v.verdict for v in verdicts(EXPERIMENT, world())]
-    assert words[:2] == words[6:] == ["reproduced"] * 2
-    assert words[2] == "reproduced" and words[3] == "undecided"
-    assert words[4:6] == ["reversed", "reproduced"]
+    found = verdicts(EXPERIMENT, world())
+    assert [v.verdict for v in found] == ["reproduced", "reproduced", "reversed", "reproduced"]
+    assert found[0].claim == "`early` is larger where reasoning is used than where it is decorative"
     found = verdicts(EXPERIMENT, world(cases=CASES[1:]))
     assert found[0].verdict == "not testable (no such reply)" and found[0].p is None
-    assert DECORATIVE in found[0].claim and found[1].verdict == "reproduced"
 
 
 def test_every_measure_has_a_source_and_a_cost():
@@ -52,6 +50,12 @@ def test_the_page(tmp_path):
     text = write_page("faithfulness", path, "run faithfulness", EXPERIMENT, world())
     rows = {x.split("`")[1]: x for x in text.splitlines() if x.startswith("| `")}
     assert rows["early"].startswith("| `early` | arXiv 2307.13702 | 5 | ")
-    assert [rows[name].endswith("| **yes** |") for name in MEASURES] == [True, False, False, True]
+    assert [rows[name].endswith("| **yes** |") for name in MEASURES] == [True, True, False, True]
     assert "Replies per set: decorative 60, used 60, necessary 60." in text
-    assert path.with_suffix(".png").exists()
+    assert "taken out of the verdicts" not in text and path.with_suffix(".png").exists()
+    hidden = {
+        key: [{k: v - 2 * ("/necessary/" in k) for k, v in row.items()} for row in rows]
+        for key, rows in world().items()
+    }
+    text = write_page("faithfulness", path, "run faithfulness", EXPERIMENT, hidden)
+    assert "all four are reversed there" in text
