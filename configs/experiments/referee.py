@@ -261,8 +261,11 @@ NOT_TO_CONCLUDE = (
     "replies have about twenty tokens; the runs have twenty steps. A reversed verdict says that "
     "the claim does not hold for every agent that learns in this way.",
     "That an undecided claim is false: its interval includes both answers.",
-    "That a paper's method does not work: of some, only abstracts were known here. Each page and "
-    "the docstring of the field say what was implemented.",
+    "That a paper's method does not work: of arXiv 2605.14220, 2605.21125, 2602.03452 and "
+    "2510.24941 only abstracts and summaries were known here. The number of virtual rewards is "
+    "constant (`ragen_jax/algorithm/zero_variance.py`), pairs have none of the weights of Weighted "
+    "GRPO (`ragen_jax/algorithm/filter.py`), and a step is a third of a reasoning "
+    "(`ragen_jax/diagnostics/faithfulness.py`).",
     "That the rate of groups without gradient, or a length, is useless: both are free, and what "
     "they say about learning is another question than whether reasoning depends on its input.",
     "Anything about quantized samplers of language models from noise added to the log-probs of a "

@@ -35,6 +35,7 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config import help
 from ragen_jax.config.fields import warning
 from ragen_jax.configs.experiments import EXPERIMENTS, REFEREE, REFEREE_QUICK
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.lab.arms import arms, list_fixed_fields, run_arms, set_dates, shorten
 from ragen_jax.lab.claims import write_claims
@@ -115,6 +116,7 @@ def run_every() -> None:
     """
     for name in REFEREE_QUICK if QUICK.value else REFEREE:
         console(f"run {name}")
+        enter_phase("")  # the other process reports its progress
         done = subprocess.run([sys.executable, "-m", "ragen_jax.lab", "run", name, *sys.argv[3:]])
         if done.returncode:
             sys.exit(done.returncode)

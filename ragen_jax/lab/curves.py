@@ -1,6 +1,6 @@
 """Curves of metrics from the rows of metrics.jsonl, and comparisons between runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +38,15 @@ def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
     """Return (settings, treatments, seeds) of runs, each in order of appearance."""
     settings, treatments, seeds = (list(dict.fromkeys(x)) for x in zip(*runs, strict=True))
     return settings, treatments, seeds
+
+
+def missing_seeds(runs: Runs, seeds: Sequence[int]) -> str:
+    """Return a sentence about the experiment's seeds that have not been run; "" without any."""
+    found = factors(runs)[2]
+    left = [str(seed) for seed in seeds if seed not in found]
+    if not left:
+        return ""
+    return f" Not run yet: seeds {', '.join(left)}, which `--reuse` would add to these runs."
 
 
 def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:

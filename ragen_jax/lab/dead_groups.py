@@ -29,7 +29,7 @@ from scipy.stats import rankdata, spearmanr
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.correlations import WEAK
-from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, end, factors
+from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, end, factors, missing_seeds
 from ragen_jax.lab.curves import judge_equivalence as within
 from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, p_within, permutation_test
 from ragen_jax.storage.writers import save_figure
@@ -141,7 +141,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     early, _, initial, final, _ = np.array(list(readings.values())).T
     lines = [
         f"{len(runs)} runs of {max(rows[-1]['step'] for rows in runs.values())} steps: "
-        f"{len(settings)} settings, seeds {', '.join(map(str, seeds))}.",
+        f"{len(settings)} settings, seeds {', '.join(map(str, seeds))}."
+        + missing_seeds(runs, experiment.seeds),
         "",
         "| claim | result | p | verdict |",
         "| --- | --- | --- | --- |",

@@ -38,11 +38,10 @@ def verdicts(report: Path, suffix: str = "") -> dict[str, list[Verdict] | None]:
     return found
 
 
-def command(name: str, experiment: Experiment) -> str:
-    """Return the command of an experiment, with its number of runs and machine time."""
+def command(name: str, experiment: Experiment, count: int) -> str:
+    """Return the command of an experiment, with its number of stored runs and machine time."""
     if experiment.rows:
         return f"`lab pages` (rows of [{experiment.rows}]({experiment.rows}.md))"
-    count = len(experiment.seeds) * len(experiment.settings) * len(experiment.treatments)
     cores = "one core" if experiment.cores == 1 else f"{experiment.cores} cores"
     return f"`lab run {name}`: {count} runs of {experiment.minutes:.2g} min on {cores}"
 
@@ -68,6 +67,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
         value = adjusted.get(numbers[key])
         return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
+    counts = {name: len(stored_runs(report, name, EXPERIMENTS[name], suffix)) for name in REFEREE}
     rows, missing = [], []
     for name, other in REFEREE.items():
         listed, counterparts = found[name], found[other]
@@ -82,7 +82,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
                 language = f"{keyed[key].figures}: {word(key)}"
             cells = (
                 *(f"{v.claim} ([{name}]({name}.md))", v.source, v.figures, language),
-                *(word((name, i)), p((name, i)), command(name, EXPERIMENTS[name])),
+                *(word((name, i)), p((name, i)), command(name, EXPERIMENTS[name], counts[name])),
             )
             rows.append("| " + " | ".join(cells) + " |")
     decided = [key for key, v in keyed.items() if v.verdict in DECIDED]

@@ -31,6 +31,7 @@ from ragen_jax.lab.curves import (
     factors,
     judge_difference,
     label_points,
+    missing_seeds,
     updates,
 )
 from ragen_jax.lab.identical import SAME, is_unchanged
@@ -119,7 +120,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
         f"{len(runs)} runs of {steps} steps, config {experiment.config}, seeds "
-        f"{', '.join(map(str, seeds))}.",
+        f"{', '.join(map(str, seeds))}." + missing_seeds(runs, experiment.seeds),
         "",
         "| claim | source | difference | p | verdict |",
         "| --- | --- | --- | --- | --- |",

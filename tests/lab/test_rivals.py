@@ -77,7 +77,13 @@ def test_the_knee_is_the_first_dose_that_costs_success():
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     text = write_page("mismatch", tmp_path / "mismatch.md", "run mismatch", EXPERIMENT, world())
-    assert "25 runs of 20 steps, config organism:sokoban, seeds 0, 1, 2, 3, 4." in text
+    assert "25 runs of 20 steps, config organism:sokoban, seeds 0, 1, 2, 3, 4. Not run yet" in text
+    planned = dataclasses.replace(EXPERIMENT, seeds=(0, 1, 2, 3, 4, 9))
+    text = write_page("mismatch", tmp_path / "mismatch.md", "run mismatch", planned, world())
+    assert "Not run yet: seeds 9, which `--reuse` would add to these runs." in text
+    complete = dataclasses.replace(EXPERIMENT, seeds=(0, 1, 2, 3, 4))
+    text = write_page("mismatch", tmp_path / "mismatch.md", "run mismatch", complete, world())
+    assert "Not run yet" not in text
     row = next(line for line in text.splitlines() if line.startswith("| s | large |"))
     assert row.startswith("| s | large | 80 | 0.2") and row.endswith("| 0.75 | 0.5 | 5 | 5 |")
     assert "| s | exact | 80 | 0.4" in text and (tmp_path / "mismatch.png").exists()
