@@ -7,7 +7,7 @@ import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab import gains
+from ragen_jax.lab import gains, rivals
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.gains import MI, TIME, judge
 from ragen_jax.lab.pages import PAGES, write_page
@@ -104,7 +104,11 @@ def test_claims_name_what_their_experiment_has():
             assert claim.treatment in (experiment.treatments if claim.since_start else others)
             assert set(claim.settings) <= set(experiment.settings)
             assert claim.figure in gains.FIGURES
-    assert not any(x.claims for name, x in EXPERIMENTS.items() if name not in judged)
+    rival = [name for name, page in PAGES.items() if page is rivals]
+    for claim in (claim for name in rival for claim in EXPERIMENTS[name].claims):
+        assert claim.figure in rivals.MEASURES
+    others = EXPERIMENTS.keys() - {*judged, *rival}
+    assert not any(EXPERIMENTS[name].claims for name in others)
 
 
 def test_what_has_become_of_the_same_runs():
