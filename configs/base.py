@@ -114,6 +114,7 @@ SELECTION = ReadWhen(
     ("filter.strategy", "filter.top_members", "filter.bottom_members"),
     lambda name, top, bottom: name != "none" or top + bottom > 0,
 )
+FLOAT_CACHE = ReadWhen(("rollout.cache_dtype",), lambda dtype: dtype == "model")
 WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
 POOL = ReadWhen(("env.pool",), bool)
 EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
@@ -238,6 +239,10 @@ class Rollout(Section):
     # bfloat16. Sampled log-probs then differ slightly from the policy's;
     # algorithm.mismatch_cap corrects for it.
     cache_dtype: str = one_of("model", ("model", "int8"))
+    # How a decoded token reads the cache: "xla" (every position of every row that the cache
+    # has), or "pages": a kernel for TPUs that reads only the positions of each row, for
+    # models with heads of 128 numbers. Matters with slots whose rows differ in length.
+    cache_kernel: str = one_of("xla", ("xla", "pages"), FLOAT_CACHE)
     # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
     # that fires, are saved as well. 0: none.
     save_every: int = whole(10, 0, MAX_INTERVAL)

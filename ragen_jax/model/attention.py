@@ -22,7 +22,7 @@ positions, M blocks that one reads, R rows and U positions of a row.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -32,9 +32,20 @@ from jax.typing import DTypeLike
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
 from ragen_jax.model.kernels import KERNELS
+from ragen_jax.model.page_kernel import block_size, read_page
 from ragen_jax.model.quantised import Quantised
 
 KV = jax.Array | Quantised  # keys or values
+
+
+class PageOfLayers(NamedTuple):
+    """Keys and values of all layers, of which `page_kernel.read_page` reads one."""
+
+    k_LNKSD: jax.Array
+    v_LNKSD: jax.Array
+    layer: jax.Array | int
+
+
 # Keys or values of all layers: one stacked array, or one array per layer (see Segment).
 Layers = KV | tuple[KV, ...]
 
@@ -45,6 +56,7 @@ BLOCK = 256
 WHOLE = 1024  # a memory of at most this number of positions is scored at once
 TREE_SCORES = 1 << 20  # scores of a larger tree that are computed at a time
 WHOLE_TREE = 1 << 22  # a tree of at most this number of scores is scored at once
+LEAST_PAGE = 128  # minimum positions of a segment that a kernel reads
 LEAST_PREFIX = 64  # minimum length of a common prefix of prompts that is read in a separate call
 
 
@@ -73,6 +85,18 @@ class Segment:
     def next_N(self) -> jax.Array:
         """Return the position of the token after the last, int32 [N]."""
         return self.length_N if self.next_position_N is None else self.next_position_N
+
+
+def is_page(segment: Segment, rows: int) -> bool:
+    """Return whether page_kernel.py reads a segment for a new token in each of `rows` rows.
+
+    The first turn's prompt, which a group shares, and short segments are read by the plain form.
+    """
+    k = segment.k[0] if isinstance(segment.k, tuple) else segment.k
+    own = k.shape[-4] == rows and segment.rows_B is None
+    if not own or isinstance(k, Quantised) or k.shape[-2] < LEAST_PAGE:
+        return False
+    return block_size(k.shape[-2], k.shape[-3] * k.shape[-1] * k.dtype.itemsize) > 0
 
 
 @flax.struct.dataclass
@@ -147,6 +171,8 @@ def attend(
     q = q_BTHD.reshape(B, T, K, H // K, D)
     q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
+    pages = [s for s in segments if isinstance(s[0], PageOfLayers)]
+    segments = [s for s in segments if not isinstance(s[0], PageOfLayers)]
     reads = jnp.tril(jnp.ones((T, T), bool))
     firsts = [None] * len(segments)  # first position of each segment that a query reads; None: 0
     if window is not None:
@@ -168,8 +194,10 @@ def attend(
         return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
     scores = [jnp.where(causal, own_scores, MASKED)]
-    positions = sum(segment[0].shape[2] for segment in segments)
-    if T > 1 and (positions > WHOLE or any(len(segment) == 4 for segment in segments)):
+    if T > 1 and (
+        sum(segment[0].shape[2] for segment in segments) > WHOLE
+        or any(len(segment) == 4 for segment in segments)
+    ):
         top = jax.lax.stop_gradient(scores[0].max(-1, keepdims=True))
         weight = jnp.exp(scores[0] - top)
         out = _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
@@ -189,6 +217,11 @@ def attend(
     # One softmax over all keys: the pieces share a maximum and a denominator, so they are never
     # concatenated.
     tops = [_scatter(score.max(-1, keepdims=True), B) for score in scores]
+    q_BKQD = q.reshape(B, K, Q, D)
+    read = [
+        jax.tree.map(by_head, tuple(read_page(q_BKQD, *page, length_B))) for page, length_B in pages
+    ]
+    tops += [top for top, _, _ in read]
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # [B, K, Q, 1]
     weights = [jnp.exp(score - _gather(top, score.shape[0])) for score in scores]
     total = sum(_scatter(weight.sum(-1, keepdims=True), B) for weight in weights)
@@ -196,6 +229,9 @@ def attend(
     out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
     for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
         out = out + _scatter(_mix(weight, by_head(v_NKSD), v_BTKD.dtype), B)
+    for top_of_page, total_of_page, out_of_page in read:
+        kept = jnp.exp(top_of_page - top)
+        total, out = total + kept * total_of_page, out + kept * out_of_page
     return by_row(out / total)
 
 

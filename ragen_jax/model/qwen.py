@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import KV, Segment, Tree, attend
+from ragen_jax.model.attention import KV, PageOfLayers, Segment, Tree, attend, is_page
 from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
+from ragen_jax.model.page_kernel import LANES
 from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
@@ -151,7 +152,10 @@ class Block(nn.Module):
             rounded = quantise(new_kv[0]), quantise(new_kv[1])
             k, v = (jnp.swapaxes(dequantise(x, c.dtype), 1, 2) for x in rounded)
             new_kv = rounded
-        segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
+        segments = [
+            (kv, *lengths) if isinstance(kv, PageOfLayers) else (*kv, *lengths)
+            for kv, lengths in zip(segment_kvs, segment_rows, strict=True)
+        ]
         a = _attend_as(c, kind, q, k, v, segments, tree)
         o = Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
         x = x + finish(o, "attention")
@@ -278,6 +282,9 @@ class Qwen(nn.Module):
             for segment in segments
         )
         kvs: Any = tuple((segment.k, segment.v) for segment in segments)
+        # The kernel reads a layer from the array of all layers.
+        by_kernel = c.cache_kernel == "pages" and tokens_BT.shape[1] == 1
+        paged = [by_kernel and is_page(segment, len(tokens_BT)) for segment in segments]
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         kind_of = [c.attention_kinds.index(layer.attention) for layer in c.kinds]
         mixed = len(c.attention_kinds) > 1
@@ -286,7 +293,12 @@ class Qwen(nn.Module):
             layer_kvs, layer_routing = [], []
             for layer in range(c.layers):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
-                memory = tuple((k[layer], v[layer]) for k, v in kvs)
+                memory = tuple(
+                    PageOfLayers(k[layer][None], v[layer][None], 0)
+                    if page
+                    else (k[layer], v[layer])
+                    for (k, v), page in zip(kvs, paged, strict=True)
+                )
                 x, (kv, routing) = block(c, parent=None).apply(
                     {"params": layer_params},
                     *(x, angles, rows, keep_kv, tree),
@@ -302,11 +314,19 @@ class Qwen(nn.Module):
                 k, v = zip(*layer_kvs, strict=True)
                 kv = k, v
         else:
+            everything: Any = nn.broadcast
+            one = PageOfLayers(everything, everything, 0)
+            of_layers = tuple(one if page else 0 for page in paged)
+            numbers = jnp.arange(c.layers)
+            kvs = tuple(
+                PageOfLayers(*kv, numbers) if page else kv
+                for kv, page in zip(kvs, paged, strict=True)
+            )
             layers: Any = nn.scan(  # Any: nn.scan is typed as Block but takes stacked memory
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0, 0),
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0, of_layers),
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
@@ -320,11 +340,24 @@ class Qwen(nn.Module):
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
 
-def with_cache(model: Qwen, cache_dtype: str) -> Qwen:
-    """Return the model with keys and values of this `ModelConfig.cache_dtype`, for sampling."""
-    if model.config.cache_dtype == cache_dtype:
-        return model
-    return Qwen(dataclasses.replace(model.config, cache_dtype=cache_dtype))
+def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str) -> Qwen:
+    """Return the model with these fields of `ModelConfig`, for sampling.
+
+    Raises:
+      ValueError: the kernel does not read the model's heads.
+    """
+    if cache_kernel == "pages" and model.config.head_dim % LANES:
+        raise ValueError(
+            f"config.rollout.cache_kernel is 'pages', but the model's heads have "
+            f"{model.config.head_dim} numbers, not a multiple of {LANES}; set it to xla"
+        )
+    if cache_kernel == "pages" and "windowed" in model.config.attention_kinds:
+        raise ValueError(
+            "config.rollout.cache_kernel is 'pages', which reads all positions, but the model has "
+            "windowed layers; set it to xla"
+        )
+    config = dataclasses.replace(model.config, cache_dtype=cache_dtype, cache_kernel=cache_kernel)
+    return model if config == model.config else Qwen(config)
 
 
 def head(params: Params) -> jax.Array:

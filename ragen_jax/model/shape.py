@@ -83,6 +83,7 @@ class ModelConfig:
     remat: bool = False  # recompute each layer's activations in the backward pass
     # "model": keys and values have `dtype`; "int8": they are rounded (quantised.py), for sampling
     cache_dtype: str = "model"
+    cache_kernel: str = "xla"  # "xla", or "pages": page_kernel.py for a new token per row
 
     def __post_init__(self) -> None:
         section = self.mrope_section

@@ -22,6 +22,7 @@ def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[s
                 "flops": r.program.cost.flops * devices,
                 "bytes": r.program.cost.bytes,
                 "roofline_s": r.roofline_s,
+                **_per_token(r),
             }
             for r in results
         ],
@@ -29,6 +30,12 @@ def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[s
         "diagnosis_share": sum(diagnosis) / sum(seconds),
         "fits": all(r.fits for r in results),
     }
+
+
+def _per_token(result: CompileResult) -> dict[str, float]:
+    """Return the bytes of a sampled token, for a program that samples."""
+    program = result.program
+    return {"bytes_per_token": program.cost.bytes / program.tokens} if program.tokens else {}
 
 
 HEADER = "program        calls  compile s  peak GiB  of it held  fits  TFLOP/call  GB/chip  least s"
@@ -47,6 +54,11 @@ def table(results: Sequence[CompileResult], chip: Chip, summary: dict[str, Any])
             f"{r.held_gib:>11.2f}  {'yes' if r.fits else 'NO':<4} {shown['flops'] / 1e12:>11.1f} "
             f"{shown['bytes'] / 1e9:>8.1f} {r.roofline_s:>8.3f}"
         )
+    lines += [
+        f"{one['name']} moves at least {one['bytes_per_token'] / 1e6:.1f} MB a token and chip."
+        for one in summary["programs"]
+        if "bytes_per_token" in one
+    ]
     lines.append(
         f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {summary['step_s']:.1f} s, "
         f"{summary['diagnosis_share']:.0%} of it for the diagnosis."

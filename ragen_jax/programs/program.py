@@ -26,6 +26,7 @@ class Program:
     cost: Cost  # one call on one chip
     calls: float  # average number per step
     helps: tuple[str, ...]  # config fields that reduce its memory
+    tokens: int = 0  # tokens that a call samples on a chip
     diagnosis: bool = False  # whether it belongs to the diagnosis of a step
 
 

@@ -302,7 +302,10 @@ class RunShapes:
     @property
     def sampler(self) -> qwen.Qwen:
         """The model that rollouts sample from."""
-        return qwen.with_cache(self.model, self.config.rollout.cache_dtype)
+        rollout = self.config.rollout
+        return qwen.with_cache(
+            self.model, cache_dtype=rollout.cache_dtype, cache_kernel=rollout.cache_kernel
+        )
 
 
 def describe(

@@ -165,6 +165,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         resident=(run.resident, before, reply),  # play.py still holds the previous turn
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
+        tokens=B // shards * (T - 1),
         **shared,
     )
 
@@ -199,6 +200,9 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         positions += size
         if positions >= at.last + longest:
             break
+    # The kernel reads the positions that a row has, on average over an episode.
+    by_kernel = run.sampler.config.cache_kernel == "pages"
+    read_positions = (at.first + at.last + longest) // 2 if by_kernel else positions
     pages = [cache_struct(run.sampler, run.policy, mesh, B, size) for size in lengths]
     caches = [(page.k, page.v) for page in pages]
     largest = lengths.index(max(lengths))
@@ -256,8 +260,9 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         host((), jnp.float32),
         keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))},
         resident=run.resident,
-        cost=work.decode(rows, positions, chunk + 1),
+        cost=work.decode(rows, read_positions, chunk + 1),
         calls=chunks,
+        tokens=rows * chunk,
         helps=helps,
     )
     yield fold_of("fold_replies", B, chunk, chunks)

@@ -78,7 +78,8 @@ class PlaySettings:
     compact: bool = True  # drop finished episodes from the batch
     slots: int = 0  # number of episodes played at a time; 0: all, or no slots if chunk is 0 as well
     chunk: int = 0  # tokens decoded between two checks for finished replies
-    cache_dtype: str = "model"  # of cached keys and values: see `ModelConfig.cache_dtype`
+    cache_dtype: str = "model"  # these two: see `ModelConfig`
+    cache_kernel: str = "xla"
     # Length of first prompts, in tokens, from which slots compute the size of their cache. It is
     # fixed so that every rollout of a run has the same programs; 0: the longest first prompt.
     first_prompt: int = 0

@@ -133,6 +133,7 @@ def _build(
             slots=config.rollout.slots,
             chunk=config.rollout.chunk,
             cache_dtype=config.rollout.cache_dtype,
+            cache_kernel=config.rollout.cache_kernel,
         ),
         heldout_environment=heldout_environment,
         heldout=heldout,

@@ -29,6 +29,8 @@ ELSEWHERE = {
     "env.time_limit": "envs/test_contract.py: test_what_hangs_costs_its_episodes_alone",
     "env.workers": "envs/test_contract.py: test_as_many_wait_at_a_time_as_there_are_workers",
     "env.max_error_share": "envs/test_contract.py: test_a_run_stops_where_too_much_breaks",
+    "rollout.cache_kernel": "preflight/test_preflight.py: "
+    "test_the_kernel_for_pages_compiles_without_copies_of_them",
     "env.strict_format": "rollout/test_chat.py: test_text_after_an_answer",
     "model.date": "configs/test_fields_start.py: test_model_date",
     "model.path": "configs/test_fields_start.py: test_model_path",

@@ -314,6 +314,16 @@ def test_an_int8_cache_takes_half_the_memory_of_bfloat16():
     assert "rollout.cache_dtype" not in int8["decode_chunk"].helps
 
 
+def test_the_bytes_of_a_sampled_token_are_printed():
+    found = plan(**{"rollout.slots": 64, "rollout.chunk": 5})["decode_chunk"]
+    result = compiling.CompileResult(found, 1.0, 2.0, 0.5, 0.1, True)
+    summary = report([result], CHIP, 1)
+    expected = found.cost.bytes / (64 * 5)  # a chunk of 5 tokens in 64 slots
+    assert summary["programs"][0]["bytes_per_token"] == expected
+    printed = table([result], CHIP, summary)
+    assert f"decode_chunk moves at least {expected / 1e6:.1f} MB a token and chip." in printed
+
+
 def test_programs_of_gradients():
     overrides = {
         "algorithm.kl_coef": 0.1,
@@ -725,6 +735,23 @@ def test_what_the_compiler_refuses_is_as_large_as_it_is():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["19.0", "2.0", "False"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_the_kernel_for_pages_compiles_without_copies_of_them():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "preflight" / "page_kernel_script.py"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    for plain, kernel in (rows[:2], rows[2:]):
+        assert plain["calls"] == 0 < kernel["calls"]
+        assert kernel["peak_hbm_gib"] < plain["peak_hbm_gib"] + 0.1
+        assert kernel["bytes_per_token"] < 0.8 * plain["bytes_per_token"]
 
 
 def test_topologies(monkeypatch):
