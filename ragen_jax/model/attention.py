@@ -43,7 +43,7 @@ class PageOfLayers(NamedTuple):
 
     k_LNKSD: jax.Array
     v_LNKSD: jax.Array
-    layer: jax.Array | int
+    layer: Array | int
 
 
 # Keys or values of all layers: one stacked array, or one array per layer (see Segment).
@@ -217,9 +217,9 @@ def attend(
     # One softmax over all keys: the pieces share a maximum and a denominator, so they are never
     # concatenated.
     tops = [_scatter(score.max(-1, keepdims=True), B) for score in scores]
-    q_BKQD = q.reshape(B, K, Q, D)
     read = [
-        jax.tree.map(by_head, tuple(read_page(q_BKQD, *page, length_B))) for page, length_B in pages
+        jax.tree.map(by_head, tuple(read_page(q.reshape(B, K, Q, D), *page, length_B)))
+        for page, length_B in pages
     ]
     tops += [top for top, _, _ in read]
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # [B, K, Q, 1]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.core.sharding import by_shard
+from ragen_jax.core.types import Array
 
 BLOCK_BYTES = 1 << 20  # maximum bytes of the keys of a block, of which four are on the chip
 LONGEST = 512  # maximum positions of a block
@@ -41,7 +42,7 @@ def read_page(
     q_BKQD: jax.Array,
     k_LBKSD: jax.Array,
     v_LBKSD: jax.Array,
-    layer: jax.Array | int,
+    layer: Array | int,
     length_B: jax.Array,
     *,
     interpret: bool = False,

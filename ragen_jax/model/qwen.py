@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
@@ -147,11 +148,10 @@ class Block(nn.Module):
         q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
-        new_kv: tuple[KV, KV] = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)  # [B, K, T, hd]
+        rounded = None
         if c.cache_dtype == "int8":
-            rounded = quantise(new_kv[0]), quantise(new_kv[1])
+            rounded = quantise(jnp.swapaxes(k, 1, 2)), quantise(jnp.swapaxes(v, 1, 2))
             k, v = (jnp.swapaxes(dequantise(x, c.dtype), 1, 2) for x in rounded)
-            new_kv = rounded
         segments = [
             (kv, *lengths) if isinstance(kv, PageOfLayers) else (*kv, *lengths)
             for kv, lengths in zip(segment_kvs, segment_rows, strict=True)
@@ -173,7 +173,10 @@ class Block(nn.Module):
             down = Linear((F, D), ("mlp", "embed"), name="down")(act(gate) * up)
         x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
-        return x, (new_kv if keep_kv else None, routing)
+        kv = None
+        if keep_kv:
+            kv = rounded or (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))  # [B, K, T, hd]
+        return x, (kv, routing)
 
 
 def _attend_as(
@@ -317,7 +320,7 @@ class Qwen(nn.Module):
             everything: Any = nn.broadcast
             one = PageOfLayers(everything, everything, 0)
             of_layers = tuple(one if page else 0 for page in paged)
-            numbers = jnp.arange(c.layers)
+            numbers = np.arange(c.layers)
             kvs = tuple(
                 PageOfLayers(*kv, numbers) if page else kv
                 for kv, page in zip(kvs, paged, strict=True)
