@@ -66,7 +66,7 @@ REFEREE_EXPERIMENTS = {
         common_fields=SHORT | {"warmstart.options": {"slip": 0.02}},
         doubt="Agents that start with different skill, longer runs, or a reward whose groups tie "
         "for another reason than chance.",
-        minutes=0.6,
+        minutes=0.5,
         quick=Quick(treatments=("no filter",), seeds=SEEDS[:1], common_fields={"steps": 10}),
         paper=COLLAPSE_PAPER,
     ),
@@ -89,7 +89,7 @@ REFEREE_EXPERIMENTS = {
         doubt="Longer runs, in which a small bias of every step adds up; a deep model in bfloat16, "
         "whose mismatch grows with the length of the reply; or a mismatch that depends on the "
         "token, as that of a quantized sampler does and that of added noise does not.",
-        minutes=0.6,
+        minutes=0.5,
         quick=Quick(
             treatments=("noise 3.0", "noise 3.0, cap 2", "exact"),
             seeds=SEEDS[:3],
@@ -127,7 +127,7 @@ REFEREE_EXPERIMENTS = {
         common_fields=SHORT | {"warmstart.options": {"slip": 0.02}},
         doubt="Longer runs; sparse rewards, under which most groups have no gradient; or the "
         "papers' own settings, of which only the abstracts were known here.",
-        minutes=0.6,
+        minutes=0.5,
         claims=(
             *claims(COLLAPSE_PAPER, "virtual rewards", sign=1),
             *claims(PAIRS_PAPER, "4 pairs", sign=1, reference="top-p 0.9"),
