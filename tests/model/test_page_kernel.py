@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import layer_kinds
 import numpy as np
 import pytest
 
@@ -107,6 +108,9 @@ def test_what_the_kernel_reads():
 def test_where_it_cannot_run_is_said_in_a_line():
     with pytest.raises(ValueError, match="'pages', but the model's heads have 8 numbers, not a"):
         with_cache(Qwen(TINY), cache_dtype="model", cache_kernel="pages")
+    wide = dataclasses.replace(TINY, head_dim=128, layers=3, **layer_kinds.windowed(3))
+    with pytest.raises(ValueError, match="reads all positions, but the model has windowed layers"):
+        with_cache(Qwen(wide), cache_dtype="model", cache_kernel="pages")
     config = sokoban.get_config()
     config.rollout.cache_kernel = "pages"
     with pytest.raises(ValueError, match="'pages', a kernel for TPUs, but sampling runs on cpu"):
