@@ -43,6 +43,7 @@ from ragen_jax.core.sharding import MEMORIES
 from ragen_jax.envs import ENVS, is_environment_name
 from ragen_jax.model import hf, kernels, lora, rounding
 from ragen_jax.model.dates import AUTO, is_day
+from ragen_jax.model.tiny_kinds import DENSE, KINDS
 from ragen_jax.rollout import chat
 from ragen_jax.storage.trackers import TRACKERS
 
@@ -598,6 +599,9 @@ class Warmstart(Section):
     heads: int = whole(4, 1, 64, TINY)
     kv_heads: int = whole(1, 1, 64, TINY)
     mlp_width: int = whole(256, 1, 2**14, TINY)
+    # Its layers: dense | windowed (half of them read the last 32 positions only, as in
+    # Gemma 3) | experts (2 of 8 for each token, as in Qwen3-MoE)
+    kind: str = one_of(DENSE, KINDS, TINY)
     tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
     tower_width: int = whole(64, 16, 4096, TINY, WITH_VISION)
     rooms: int = whole(8192, 1, 2**17, IMITATION)  # number of solved problems to imitate

@@ -69,6 +69,7 @@ from ragen_jax.model.experts import best_form
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.model.tiny_kinds import DENSE, kind_fields
 from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
@@ -353,11 +354,17 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
     """Return the `ModelConfig` of the tiny agent that imitation learning trains.
 
     Raises:
-      ValueError: the tower's heads are too narrow for rotary embeddings.
+      ValueError: the tower's heads are too narrow for rotary embeddings, or its model has another
+        kind of layers than dense ones.
     """
     w = config.warmstart
-    vision: dict[str, Any] = {}
+    features: dict[str, Any] = kind_fields(w.kind, w.layers, w.mlp_width)
     if w.tower_layers:
+        if w.kind != DENSE:
+            raise ValueError(
+                f"config.warmstart.kind is {w.kind!r}, but a tiny agent with a vision tower "
+                f"(warmstart.tower_layers={w.tower_layers}) has dense layers; set it to dense"
+            )
         if w.tower_width % (4 * TOWER_HEADS):
             raise ValueError(
                 f"config.warmstart.tower_width is {w.tower_width}; it must be a multiple of "
@@ -367,7 +374,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         third = turning // 3
         ids = tokenizer.get_vocab()
         start, pad, end = (ids[word] for word in OF_IMAGES)
-        vision = {
+        features = {
             "family": "qwen2_5_vl",
             "mrope_section": (turning - 2 * third, third, third),
             "vision": VisionConfig(
@@ -391,7 +398,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         kv_heads=w.kv_heads,
         head_dim=w.width // w.heads,
         mlp_width=w.mlp_width,
-        **vision,
+        **features,
     )
 
 

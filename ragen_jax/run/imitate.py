@@ -43,6 +43,7 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.model import hf
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.tiny_kinds import DENSE
 from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable, NoImages
 from ragen_jax.model.vision.images import Grid, preprocess
@@ -78,7 +79,7 @@ RECIPE = 2  # raise it when a change of this file changes the result
 # Fields of config.warmstart that only language models read.
 ONLY_FINE_TUNING = ("fine_tune", "demonstrations", "schedule", "warmup_updates")
 # Fields of config.warmstart that the hashed settings contain in another form, if they are used.
-_NOT_LISTED = ("styles", "options", "tower_layers", "tower_width", *ONLY_FINE_TUNING)
+_NOT_LISTED = ("styles", "options", "kind", "tower_layers", "tower_width", *ONLY_FINE_TUNING)
 
 
 def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> Path:
@@ -103,6 +104,7 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
             if name not in _NOT_LISTED
         },
         **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),
+        **({"kind": w.kind} if w.kind != DENSE else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: imitation_settings(c) for name, c in list(task_configs.items())[1:]},

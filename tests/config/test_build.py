@@ -14,6 +14,8 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import freeze
 from ragen_jax.core.sharding import MESH_AXES, make_mesh
 from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.model.shape import Experts
+from ragen_jax.model.tiny_kinds import KINDS
 from ragen_jax.rollout.episode import Budgets, Sampling
 
 pytestmark = pytest.mark.fast
@@ -249,6 +251,24 @@ def test_the_shape_of_a_tower():
     assert refusal(build.tiny_shape, narrow, tokenizer) == (
         "config.warmstart.tower_width is 40; it must be a multiple of 16 (4 heads)"
     )
+    mixed = configured(config, warmstart__kind="experts")
+    assert refusal(build.tiny_shape, mixed, tokenizer) == (
+        "config.warmstart.kind is 'experts', but a tiny agent with a vision tower "
+        "(warmstart.tower_layers=2) has dense layers; set it to dense"
+    )
+
+
+def test_the_kinds_of_layers_of_the_tiny_agent():
+    config = configured(sokoban.get_config(), warmstart__layers=3, warmstart__mlp_width=80)
+    tokenizer = build.tiny_tokenizer(config)
+    dense, windowed, experts = (
+        build.tiny_shape(configured(config, warmstart__kind=kind), tokenizer) for kind in KINDS
+    )
+    assert dense.kinds == () and dense.family == "qwen2"
+    assert [layer.attention for layer in windowed.kinds] == ["windowed", "full", "windowed"]
+    assert windowed.window == 32 and windowed.norm_plus_one
+    assert {layer.mlp for layer in experts.kinds} == {"experts"}
+    assert experts.experts == Experts(count=8, chosen=2, width=40)
 
 
 SHAPE = ModelConfig(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8)

@@ -143,8 +143,10 @@ def test_model(name, loaded, start):
 
 
 def kernel_on_a_gpu(config, given):
-    """The attention kernel of a model on a mesh of GPUs; only the devices' platform is read."""
-    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
+    """The attention kernel of a model on a mesh of GPUs, of which shape and platform are read."""
+    mesh = types.SimpleNamespace(
+        devices=np.array([types.SimpleNamespace(platform="gpu")]), shape={}
+    )
     return build_model(config.model, SHAPES["qwen2.5-0.5b"], mesh).config.attention
 
 
@@ -291,6 +293,7 @@ WARMSTART |= {
         ),
         along=LONGER,
     ),
+    "warmstart.kind": Entry("experts", lambda _, o: o.shape.experts is not None),
     "warmstart.tower_layers": Entry(
         2, lambda _, o: o.shape.vision is not None and o.shape.vision.depth == 2, along=EYES
     ),
