@@ -27,7 +27,8 @@ def test_every_field_is_in_the_table_with_its_comment():
     assert rows.keys() == FIELDS.keys()
     assert rows["filter.value"].split(" | ") == [
         "`0.9`",
-        "parameter of the strategy; top\\_p: fraction of the variance mass kept",
+        "parameter of the strategy; top\\_p: fraction of the variance mass kept; "
+        "pairs: their number",
         "a number from 0 to 1000000",
         "`filter.strategy`",
     ]

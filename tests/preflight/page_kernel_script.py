@@ -16,18 +16,24 @@ from ragen_jax.preflight.compile import compile_program, find_topology, quiet_st
 from ragen_jax.preflight.report import report  # noqa: E402
 from ragen_jax.programs.training import programs  # noqa: E402
 
-for kind in ("v5e", "v6e"):
-    with quiet_stderr():
-        devices, chip = find_topology(f"{kind}:1x1")
-    for kernel in ("xla", "pages"):
-        config = sokoban.get_config("qwen3-0.6b")
-        config.rollout.slots, config.rollout.cache_kernel = 8, kernel
-        config.optimizer.micro_batch = 4
-        checked = load_config(config, devices=devices)
-        plan = programs(checked, devices, [], prompt_tokens=800, observation_tokens=200)
-        (decode,) = [program for program in plan if program.name == "decode_chunk"]
-        found = compile_program(decode, chip)
-        (line,) = report([found], chip, 1)["programs"]
-        calls = decode.lower().as_text().count("tpu_custom_call")
-        row = {"kind": kind, "kernel": kernel, "calls": calls} | line
-        print(json.dumps(row), flush=True)
+
+def main():
+    for kind in ("v5e", "v6e"):
+        with quiet_stderr():
+            devices, chip = find_topology(f"{kind}:1x1")
+        for kernel in ("xla", "pages"):
+            config = sokoban.get_config("qwen3-0.6b")
+            config.rollout.slots, config.rollout.cache_kernel = 8, kernel
+            config.optimizer.micro_batch = 4
+            checked = load_config(config, devices=devices)
+            plan = programs(checked, devices, [], prompt_tokens=800, observation_tokens=200)
+            (decode,) = [program for program in plan if program.name == "decode_chunk"]
+            found = compile_program(decode, chip)
+            (line,) = report([found], chip, 1)["programs"]
+            calls = decode.lower().as_text().count("tpu_custom_call")
+            row = {"kind": kind, "kernel": kernel, "calls": calls} | line
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -166,7 +166,8 @@ def met_shapes(monkeypatch, ends, steps, **served):
         monkeypatch.setattr(module, name, getattr(found, name))
     monkeypatch.setattr(play, "episode_keys", lambda key, seeds, members, turn: np.array(seeds))
     monkeypatch.setattr(slots, "episode_keys", lambda key, *words: list(zip(*words, strict=True)))
-    model = SimpleNamespace(config=SimpleNamespace(max_positions=8192, attention="xla"))
+    sizes = dict(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8)
+    model = Qwen(ModelConfig(**sizes, max_positions=8192))
     budgets = Budgets(max_turns=TURNS, max_actions=99, max_new_tokens=TOKENS)
     for step in range(steps):
         seeds = [step * GROUPS + group for group in range(GROUPS)]
