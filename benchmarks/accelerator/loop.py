@@ -172,7 +172,7 @@ def main(argv, about):
 
 
 def measure(parser, options, pieces, path):
-    """Measure the pieces that are missing, and print what is left."""
+    """Measure the missing pieces, and print those that remain."""
     start = time.monotonic()
     found, failure = run_child("", START_LIMIT)
     if not found:

@@ -108,9 +108,8 @@ PARTS = ("step", "rollout", "update", "diagnose")
 def step(cases: list[Case]) -> Iterator[Case]:
     """Yield the seconds of a step of `train` and of its parts, without compilation.
 
-    The model has random weights. Replies stop at ids outside of the tokenizer's, of which there are
-    so many that lengths are about geometric with a mean of MEAN times the limit, before the limit
-    cuts them.
+    The model has random weights. Replies stop at ids outside of the tokenizer's. Their number makes
+    lengths about geometric, with a mean of MEAN times the limit before the limit cuts them.
     """
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
