@@ -312,11 +312,11 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
             f"{data_shards(mesh)}"
         )
     check_host_memory(config, mesh.devices.flat[0])
-    platform = sampling.devices.flat[0].platform
-    if config.rollout.cache_kernel == "pages" and platform != "tpu":
+    sampler = sampling.devices.flat[0]
+    if config.rollout.cache_kernel == "pages" and sampler.platform != "tpu":
         raise ValueError(
             f"config.rollout.cache_kernel is 'pages', a kernel for TPUs, but sampling runs on "
-            f"{platform}; set it to xla"
+            f"{sampler.platform}; set it to xla"
         )
     hosts = len({device.process_index for device in (*training, *sampled)})
     if hosts > 1 and (apart or config.rollout.ahead):
