@@ -116,6 +116,9 @@ SELECTION = ReadWhen(
     lambda name, top, bottom: name != "none" or top + bottom > 0,
 )
 FLOAT_CACHE = ReadWhen(("rollout.cache_dtype",), lambda dtype: dtype == "model")
+SAMPLING_MESH = ReadWhen(
+    ("sampling_mesh.data", "sampling_mesh.fsdp", "sampling_mesh.tensor"), lambda *axes: any(axes)
+)
 WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
 POOL = ReadWhen(("env.pool",), bool)
 EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
@@ -577,7 +580,7 @@ class SamplingMesh(Section):
     data: int = whole(0, -1, 2**20)
     fsdp: int = whole(0, -1, 2**20)
     tensor: int = whole(0, -1, 2**20)
-    expert: int = whole(1, -1, 2**20)
+    expert: int = whole(1, -1, 2**20, SAMPLING_MESH)
     # number of devices for sampling only; 0: all devices sample and train
     devices: int = whole(0, 0, 2**20)
 

@@ -22,7 +22,7 @@ RANK = 16  # of adapters
 CACHED, STEPS = 1024, 64  # positions before the first decoded token; decoded tokens of a row
 TOKENS = 16_384  # minimum tokens of an update
 LENGTHS = (16_384, 2048, 32_768)  # tokens of an update's row
-MEAN = 0.3  # mean length of a reply that stops by itself, as a fraction of the limit
+MEAN = 0.3  # mean length of a reply without the limit, as a fraction of it
 PROMPT, OBSERVATION = 800, 200  # tokens, as in preflight
 CASES = {"full": 0, "lora": RANK}
 

@@ -14,8 +14,8 @@ all experiments that have rows in that folder.
 
 `run referee` runs all experiments on the tiny agent of referee.md (--quick: short forms of two),
 each as `run NAME` with the same flags. `pages` rewrites all pages, figures, claims.md and
-referee.md from the stored rows and runs nothing. Some pages have no runs of their own: `run NAME`
-writes them from the rows of another experiment.
+referee.md from the stored rows and runs nothing. Some experiments read the rows of another:
+`run NAME` then writes the page without runs.
 
 With --reuse, arms in NAME.jsonl are read from there, and only the other arms are run: for example,
 your treatment next to those of docs/lab. The stored arms are from another machine; its runs differ
@@ -126,7 +126,7 @@ def run_every() -> None:
 
 
 def write_from_rows(name: str, report: Path) -> None:
-    """Write the page of an experiment that has no runs of its own.
+    """Write the page of an experiment from the rows of another experiment.
 
     Raises:
       ValueError: --quick was given, or the folder holds no rows of the other experiment.

@@ -347,7 +347,7 @@ def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str) -> Qwen:
     """Return the model with these fields of `ModelConfig`, for sampling.
 
     Raises:
-      ValueError: the kernel does not read the model's heads.
+      ValueError: the kernel does not read the model's heads or its windowed layers.
     """
     if cache_kernel == "pages" and model.config.head_dim % LANES:
         raise ValueError(
