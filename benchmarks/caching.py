@@ -62,7 +62,7 @@ def int8_cache(repeats, *, name="smollm2-135m", rows=64, cached=512, steps=16):
     """Decode over int8 keys and values, against those of the model's dtype."""
     model = Qwen(llm.shape(name, "float32"))
     params = llm.random_params(model.config)
-    int8 = with_cache(model, cache_dtype="int8", cache_kernel="xla")
+    int8 = with_cache(model, cache_dtype="int8", cache_kernel="xla", platform="cpu")
     sizes = dict(rows=rows, cached=cached, steps=steps)
     return [
         Row(

@@ -244,8 +244,9 @@ class Rollout(Section):
     # algorithm.mismatch_cap corrects for it.
     cache_dtype: str = one_of("model", ("model", "int8"))
     # How a decoded token reads the cache: "xla" (every position of every row that the cache
-    # has), or "pages": a kernel for TPUs that reads only the positions of each row, for
-    # models with heads of 128 numbers. Matters with slots whose rows differ in length.
+    # has), or "pages": a kernel for TPUs and GPUs that reads only the positions of each row, for
+    # models with heads of 128 numbers (GPUs: a power of two from 16 to 256). Matters with slots
+    # whose rows differ in length.
     cache_kernel: str = one_of("xla", ("xla", "pages"), FLOAT_CACHE)
     # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
     # that fires, are saved as well. 0: none.

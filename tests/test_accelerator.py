@@ -234,7 +234,7 @@ def test_published_figures_are_counted_as_ours():
 def test_figures_of_the_page():
     limits = dict(copy=2e12, product=600e12, dtype="bfloat16")
     paper = dict(shape="qwen2.5-0.5b", rank=0, step=22.0, update=10.0, diagnose=2.0, compile=2.0)
-    paper |= dict(devices=1, replies=640.0, reply=120.0)
+    paper |= dict(devices=1, replies=640.0, reply=120.0, cache_kernel="xla")
     learning = dict(steps=20, before=[0.4, 0.41], before_difference=-0.01, before_ci95=0.02)
     learning |= dict(after=[0.5, 0.42], after_difference=0.08, after_ci95=0.03)
     learning |= {"rollout/success": [0.4, 0.5], "rollout/response_length": [20.0, 19.0]}
@@ -255,6 +255,7 @@ def test_figures_of_the_page():
             "step",
             paper | dict(slots=64, rollout=5.0),
             paper | dict(slots=0, rollout=8.0),
+            paper | dict(slots=64, rollout=4.0, cache_kernel="pages"),
         ),
         line("learning", "learning", learning),
         line("step speedrun qwen3-4b", "step", failure="out of memory"),
@@ -270,6 +271,7 @@ def test_figures_of_the_page():
         "| paper qwen2.5-0.5b | 64 slots, 1.60 x lock step's rollout | 20.0 | 5.0 | 10.0 | 2.0 |",
         "| 5.0 | 10.0 | 2.0 | 10% | 20 | 640 | 120 | - |",
         "| paper qwen2.5-0.5b | lock step | 20.0 | 8.0 |",
+        "| 64 slots, kernel for pages, 2.00 x lock step's rollout | 20.0 | 4.0 |",
         "after the warm start | 0.400 | 0.410 | -0.010 ± 0.020: equal |",
         "after 20 steps | 0.500 | 0.420 | +0.080 ± 0.030: **different** |",
         "- step speedrun qwen3-4b: out of memory",

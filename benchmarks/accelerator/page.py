@@ -137,6 +137,7 @@ def _step(lines, name, limits):
         for row in line["rows"]:
             label = f"{setting}{', LoRA' * bool(row['rank'])}"
             how = f"{row['slots']} slots" if row["slots"] else "lock step"
+            how += ", kernel for pages" * (row["cache_kernel"] == "pages")
             if "refused" in row:
                 found.append((label, how, row["refused"], *[""] * 7, anchor))
                 continue

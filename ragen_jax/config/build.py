@@ -313,10 +313,10 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
         )
     check_host_memory(config, mesh.devices.flat[0])
     sampler = sampling.devices.flat[0]
-    if config.rollout.cache_kernel == "pages" and sampler.platform != "tpu":
+    if config.rollout.cache_kernel == "pages" and sampler.platform == "cpu":
         raise ValueError(
-            f"config.rollout.cache_kernel is 'pages', a kernel for TPUs, but sampling runs on "
-            f"{sampler.platform}; set it to xla"
+            f"config.rollout.cache_kernel is 'pages', a kernel for TPUs and GPUs, but sampling "
+            f"runs on {sampler.platform}; set it to xla"
         )
     hosts = len({device.process_index for device in (*training, *sampled)})
     if hosts > 1 and (apart or config.rollout.ahead):

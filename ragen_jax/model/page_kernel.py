@@ -1,27 +1,34 @@
-"""A kernel for the attention of one new token per row over a page of cached keys and values.
+"""Kernels for the attention of one new token per row over a page of cached keys and values.
 
-The plain form reads every position of a page, for as many rows as the page has; the kernel reads
+The plain form reads every position of a page, for as many rows as the page has; a kernel reads
 only blocks in which a row has positions. It returns the three numbers of a softmax in progress, so
-that `attention.attend` can add further pages (Milakov and Gimelshein, arXiv 1805.02867).
+that `attention.attend` can add further pages (Milakov and Gimelshein, arXiv 1805.02867). The kernel
+for TPUs is here, that for GPUs in page_kernel_gpu.py.
 
 Axes: L layers, B rows, K key-value heads, Q queries of a head, S positions of the page, D head
 width.
 """
 
-import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
+from ragen_jax.model.page_kernel_gpu import Softmax, read_on_gpu, reads_heads
 
 BLOCK_BYTES = 1 << 20  # maximum bytes of the keys of a block, of which four are on the chip
 LONGEST = 512  # maximum positions of a block
 LANES = 128  # heads of other widths would be copied for the kernel
 SUBLANES = 32  # a block is a multiple of this number of positions, or a whole page
 
-Softmax = tuple[jax.Array, jax.Array, jax.Array]  # maximum, denominator, sum of values; float32
+
+def unread_heads(head_dim: int, platform: str) -> str:
+    """Return which widths of heads the platform's kernel reads, or "" if this is one of them."""
+    if platform == "gpu":
+        return "" if reads_heads(head_dim) else "a power of two from 16 to 256"
+    return f"a multiple of {LANES}" if head_dim % LANES else ""
 
 
 def block_size(positions: int, position_bytes: int) -> int:
@@ -45,7 +52,7 @@ def read_page(
     layer: Array | int,
     length_B: jax.Array,
     *,
-    interpret: bool = False,
+    kernel: Callable[..., Softmax] | None = None,
 ) -> Softmax:
     """Return (maximum [B, K, Q, 1], denominator [B, K, Q, 1], sum of values [B, K, Q, D]).
 
@@ -55,22 +62,34 @@ def read_page(
       k_LBKSD, v_LBKSD: of all layers, because a layer's slice would be copied for a kernel.
       layer: index of the layer to read.
       length_B: int32; positions from here on are ignored.
-      interpret: run the kernel's program without a TPU, for tests.
+      kernel: `read_on_tpu` or `read_on_gpu`; None: that of the platform which the program is
+        compiled for.
     """
-    read = functools.partial(_read_local, interpret=interpret)
+    read = kernel or _read_local
     layer_B = jnp.full(length_B.shape, layer, jnp.int32)
     return by_shard(read, q_BKQD, k_LBKSD, v_LBKSD, layer_B, length_B)
 
 
-def _read_local(
+def _read_local(*args: jax.Array) -> Softmax:
+    found: Softmax = jax.lax.platform_dependent(*args, tpu=read_on_tpu, cuda=read_on_gpu)
+    return found
+
+
+def read_on_tpu(
     q_BKQD: jax.Array,
     k_LBKSD: jax.Array,
     v_LBKSD: jax.Array,
-    layer_B: jax.Array,
-    length_B: jax.Array,
+    layer_B: Array,
+    length_B: Array,
     *,
-    interpret: bool,
+    interpret: bool = False,
 ) -> Softmax:
+    """Return `read_page` of one device's rows.
+
+    Args:
+      layer_B: int32, the layer that each row reads.
+      interpret: run the kernel's program without a TPU, for tests.
+    """
     # Imported here because importing Pallas for TPU takes a second.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu

@@ -21,7 +21,7 @@ from ragen_jax.core.types import Params
 from ragen_jax.model.attention import KV, PageOfLayers, Segment, Tree, attend, is_page
 from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.model.page_kernel import LANES
+from ragen_jax.model.page_kernel import unread_heads
 from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
@@ -343,16 +343,19 @@ class Qwen(nn.Module):
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
 
-def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str) -> Qwen:
+def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str, platform: str) -> Qwen:
     """Return the model with these fields of `ModelConfig`, for sampling.
+
+    Args:
+      platform: of the devices that sample, "cpu", "gpu" or "tpu".
 
     Raises:
       ValueError: the kernel does not read the model's heads or its windowed layers.
     """
-    if cache_kernel == "pages" and model.config.head_dim % LANES:
+    if cache_kernel == "pages" and (expected := unread_heads(model.config.head_dim, platform)):
         raise ValueError(
             f"config.rollout.cache_kernel is 'pages', but the model's heads have "
-            f"{model.config.head_dim} numbers, not a multiple of {LANES}; set it to xla"
+            f"{model.config.head_dim} numbers, not {expected}; set it to xla"
         )
     if cache_kernel == "pages" and "windowed" in model.config.attention_kinds:
         raise ValueError(

@@ -304,7 +304,10 @@ class RunShapes:
         """The model that rollouts sample from."""
         rollout = self.config.rollout
         return qwen.with_cache(
-            self.model, cache_dtype=rollout.cache_dtype, cache_kernel=rollout.cache_kernel
+            self.model,
+            cache_dtype=rollout.cache_dtype,
+            cache_kernel=rollout.cache_kernel,
+            platform=self.sampling_mesh.devices.flat[0].platform,
         )
 
 

@@ -81,7 +81,13 @@ def rollout(
     Raises:
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
-    model = with_cache(model, cache_dtype=settings.cache_dtype, cache_kernel=settings.cache_kernel)
+    (device, *_) = jax.tree.leaves(params)[0].devices()
+    model = with_cache(
+        model,
+        cache_dtype=settings.cache_dtype,
+        cache_kernel=settings.cache_kernel,
+        platform=device.platform,
+    )
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets
     limits = settings.limits
     observation_G = observe(environment, states_G, limits, clock)

@@ -1,4 +1,4 @@
-"""The kernel for pages of a cache against the plain form, as a program without a TPU."""
+"""The kernels for pages of a cache against the plain form, as programs without a TPU or GPU."""
 
 import dataclasses
 import functools
@@ -12,24 +12,31 @@ import pytest
 from ragen_jax.config.build import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import sokoban
-from ragen_jax.model import attention, page_kernel
+from ragen_jax.model import attention, page_kernel, page_kernel_gpu
 from ragen_jax.model.attention import PageOfLayers, Segment, attend, is_page
-from ragen_jax.model.page_kernel import block_size, read_page
+from ragen_jax.model.page_kernel import block_size, read_on_tpu, read_page
+from ragen_jax.model.page_kernel_gpu import read_on_gpu
 from ragen_jax.model.quantised import quantise
 from ragen_jax.model.qwen import UNROLLED_LAYERS, ModelConfig, Qwen, init_params, with_cache
 
-TINY = ModelConfig(vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=24)
+TINY = ModelConfig(
+    vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=24
+)
 
 
 def random(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Run the kernel without a TPU, in blocks of 32 positions."""
+@pytest.fixture(params=[read_on_tpu, read_on_gpu])
+def kernel(request, monkeypatch):
+    """Each kernel without its device, in blocks of 32 positions."""
     monkeypatch.setattr(page_kernel, "LONGEST", 32)
-    monkeypatch.setattr(attention, "read_page", functools.partial(read_page, interpret=True))
+    monkeypatch.setattr(page_kernel_gpu, "BLOCK", 32)
+    monkeypatch.setattr(page_kernel_gpu, "PROGRAMS", 24)
+    kernel = functools.partial(request.param, interpret=True)
+    monkeypatch.setattr(attention, "read_page", functools.partial(read_page, kernel=kernel))
+    return kernel
 
 
 def numpy_softmax(q, k, v):
@@ -38,11 +45,11 @@ def numpy_softmax(q, k, v):
     return weight / weight.sum(-1, keepdims=True) @ v
 
 
-def test_each_row_reads_its_positions_of_a_layer(interpreted):
-    (L, B, K, Q, S, D), lengths = (3, 5, 2, 3, 96, 8), [96, 0, 13, 32, 33]
+def test_each_row_reads_its_positions_of_a_layer(kernel):
+    (L, B, K, Q, S, D), lengths = (3, 5, 2, 3, 96, 16), [96, 0, 13, 32, 33]
     q = random(B, K, Q, D)
     k, v = random(L, B, K, S, D, seed=1), random(L, B, K, S, D, seed=2)
-    top, total, out = read_page(q, k, v, 1, jnp.asarray(lengths), interpret=True)
+    top, total, out = read_page(q, k, v, 1, jnp.asarray(lengths), kernel=kernel)
     for row, length in enumerate(lengths):
         if not length:
             assert (top[row] == -1e30).all() and not total[row].any() and not out[row].any()
@@ -56,8 +63,8 @@ def test_each_row_reads_its_positions_of_a_layer(interpreted):
 
 
 @pytest.mark.parametrize("K", [1, 2])
-def test_attention_over_pages_is_the_plain_form(interpreted, K):
-    B, H, D, lengths = 4, 4, 8, jnp.asarray([64, 7, 0, 40])
+def test_attention_over_pages_is_the_plain_form(kernel, K):
+    B, H, D, lengths = 4, 4, 16, jnp.asarray([64, 7, 0, 40])
     q, k, v = (random(B, 1, heads, D, seed=i) for i, heads in enumerate((H, K, K)))
     pages = [tuple(random(2, B, K, S, D, seed=S + i) for i in range(2)) for S in (64, 96)]
     reply = random(B, K, 5, D, seed=8), random(B, K, 5, D, seed=9), jnp.full(B, 3)
@@ -71,14 +78,14 @@ def test_attention_over_pages_is_the_plain_form(interpreted, K):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("layers", [2, UNROLLED_LAYERS + 1])
-def test_a_model_reads_pages_by_the_kernel(interpreted, monkeypatch, layers):
+def test_a_model_reads_pages_by_the_kernel(kernel, monkeypatch, layers):
     """One by one, and in a scan over the layers."""
     monkeypatch.setattr(attention, "LEAST_PAGE", 32)
     calls = []
 
     def counted(*args):
         calls.append(len(args))
-        return read_page(*args, interpret=True)
+        return read_page(*args, kernel=kernel)
 
     monkeypatch.setattr(attention, "read_page", counted)
     config = dataclasses.replace(TINY, layers=layers)
@@ -87,12 +94,29 @@ def test_a_model_reads_pages_by_the_kernel(interpreted, monkeypatch, layers):
     _, (k, v) = Qwen(config).apply({"params": params}, tokens_BP, keep_kv=True)
     page = Segment(k, v, jnp.asarray([64, 20, 33]))
     found = []
-    for kernel in ("xla", "pages"):
-        model = Qwen(dataclasses.replace(config, cache_kernel=kernel))
+    for name in ("xla", "pages"):
+        model = Qwen(dataclasses.replace(config, cache_kernel=name))
         run = jax.jit(lambda *args, model=model: model.apply({"params": params}, *args)[0])
         found.append(run(np.array([[1], [2], [3]]), page.next_N[:, None], (page,)))
-        assert bool(calls) == (kernel == "pages")
+        assert bool(calls) == (name == "pages")
     np.testing.assert_allclose(*found, atol=1e-5)
+
+
+@pytest.mark.medium
+def test_a_program_for_a_gpu_has_the_kernel_for_gpus():
+    """Down to Triton's program; the device's compiler is not needed for that."""
+    config = dataclasses.replace(TINY, dtype="bfloat16", cache_kernel="pages")
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    cache = jax.ShapeDtypeStruct((2, 3, 2, 896, 16), jnp.bfloat16)
+    page = Segment(cache, cache, jax.ShapeDtypeStruct((3,), jnp.int32))
+    new = jax.ShapeDtypeStruct((3, 1), jnp.int32)
+
+    def step(params, tokens, page):
+        return Qwen(config).apply({"params": params}, tokens, page.next_N[:, None], (page,))[0]
+
+    traced = jax.jit(step).trace(params, new, page)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("xla.gpu.triton") == 2 and "tpu_custom_call" not in text
 
 
 def test_what_the_kernel_reads():
@@ -106,12 +130,17 @@ def test_what_the_kernel_reads():
 
 
 def test_where_it_cannot_run_is_said_in_a_line():
-    with pytest.raises(ValueError, match="'pages', but the model's heads have 8 numbers, not a"):
-        with_cache(Qwen(TINY), cache_dtype="model", cache_kernel="pages")
+    pages = dict(cache_dtype="model", cache_kernel="pages")
+    with pytest.raises(ValueError, match="the model's heads have 16 numbers, not a multiple of 1"):
+        with_cache(Qwen(TINY), **pages, platform="tpu")
+    assert with_cache(Qwen(TINY), **pages, platform="gpu").config.cache_kernel == "pages"
+    odd = dataclasses.replace(TINY, head_dim=24)
+    with pytest.raises(ValueError, match="the model's heads have 24 numbers, not a power of two"):
+        with_cache(Qwen(odd), **pages, platform="gpu")
     wide = dataclasses.replace(TINY, head_dim=128, layers=3, **layer_kinds.windowed(3))
     with pytest.raises(ValueError, match="reads all positions, but the model has windowed layers"):
-        with_cache(Qwen(wide), cache_dtype="model", cache_kernel="pages")
+        with_cache(Qwen(wide), **pages, platform="tpu")
     config = sokoban.get_config()
     config.rollout.cache_kernel = "pages"
-    with pytest.raises(ValueError, match="'pages', a kernel for TPUs, but sampling runs on cpu"):
+    with pytest.raises(ValueError, match="for TPUs and GPUs, but sampling runs on cpu"):
         build_meshes(load_config(config))

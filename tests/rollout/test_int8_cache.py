@@ -61,8 +61,9 @@ def test_attention_reads_the_rounded_numbers(K, T, S, rows):
 
 def test_the_model_with_a_plain_cache_is_the_model_itself():
     model = Qwen(TINY)
-    int8 = with_cache(model, cache_dtype="int8", cache_kernel="xla")
-    assert with_cache(model, cache_dtype="model", cache_kernel="xla") is model != int8
+    on_cpu = dict(cache_kernel="xla", platform="cpu")
+    int8 = with_cache(model, cache_dtype="int8", **on_cpu)
+    assert with_cache(model, cache_dtype="model", **on_cpu) is model != int8
 
 
 @pytest.mark.long
@@ -123,7 +124,9 @@ def test_a_cache_has_the_bytes_that_preflight_counts():
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     counted = {}
     for cache_dtype in ("model", "int8"):
-        model = with_cache(Qwen(config), cache_dtype=cache_dtype, cache_kernel="xla")
+        model = with_cache(
+            Qwen(config), cache_dtype=cache_dtype, cache_kernel="xla", platform="cpu"
+        )
         cache = cache_struct(model, params, mesh, 3, 20)
         counted[cache_dtype] = bytes_per_chip((cache.k, cache.v))
         assert counted[cache_dtype] == Work(model.config).cache_bytes(3 * 20)
