@@ -129,6 +129,8 @@ def test_continuous_batching_of_transformers():
     ]
     assert all(row.other > 0 and row.target == 4 for row in rows)
     assert rows[0].work == 6 * 2 * 24
+    (row,) = continuous.generate_batch_135m(1, groups=2, members=3, shape=SMALL)
+    assert row.other > 0 and row.target == 2 and "6 episodes" in row.name
 
 
 @pytest.mark.slow
