@@ -1,16 +1,18 @@
 """Steps of whole runs with rollouts ahead of the updates, against rollouts and updates in turn.
 
 Real runs of `train` are continued in turn, some steps at a time (a piece), in a process with four
-CPU devices. The time of a step is the time between two rows of metrics.jsonl, including saving and
-writing. The first and the last step of every piece are left out: there, a rollout or an update runs
-alone.
+CPU devices, or in two processes with two each. The time of a step is the time between two rows of
+metrics.jsonl, including saving and writing. The first and the last step of every piece are left
+out: there, a rollout or an update runs alone.
 
 Rollouts are made as long as updates by an environment that waits, as an environment over a network
 does. The waiting time is the time by which updates take longer than a rollout without waiting.
 """
 
+import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from benchmarks.episodes import ROOM_SIZE, tiny_setting
@@ -90,17 +93,19 @@ def median(rows, name="wall"):
     return statistics.median(row[name] for row in rows)
 
 
-def run_here(repeats, groups, members, tokens):
+def run_here(folder, processes, repeats, groups, members, tokens):
     """Return {"wait": seconds, "pairs": {case: [[ours, other], ...]}, ...}.
 
     The pairs are medians of pieces that run in turn. "rollout", "update" and "idle" are medians
     over the measured steps of all pieces.
+
+    Args:
+      folder: of the runs. All `processes` call this with the same arguments.
     """
     sizes = dict(groups=groups, members=members, tokens=tokens)
-    with (
-        tiny_setting(context="full", turns=(TURNS,)) as (_, model),
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    if processes > 1:
+        jax.distributed.initialize()  # with the variables that `measure_in` sets
+    with tiny_setting(context="full", turns=(TURNS,)) as (_, model):
 
         def make_run(name, wait, **fields):
             return RunInPieces(f"{folder}/{name}", make_config(model, wait=wait, **sizes, **fields))
@@ -109,13 +114,15 @@ def run_here(repeats, groups, members, tokens):
         probe.run_piece()
         rows = probe.run_piece()
         extra_seconds = median(rows, "time/update") - median(rows, "time/rollout")
-        waves = TURNS * -(-groups * members // WORKERS)
+        waves = TURNS * -(-groups * members // WORKERS // processes)
         wait = round(max(0.0, extra_seconds) / waves, 4)
         cases = {
             "waits": (wait, dict(sampling_devices=2)),
             "waits, all four": (wait, dict(sampling_devices=0)),
             "computes": (0.0, dict(sampling_devices=2)),
         }
+        if processes > 1:
+            cases = {"waits": cases["waits"]}
         found = {"wait": wait, "pairs": {}, "rollout": {}, "update": {}, "idle": {}}
         for case, (seconds, fields) in cases.items():
             ours = make_run(f"{case} ahead", seconds, ahead=1, sampling_devices=2)
@@ -135,27 +142,49 @@ def run_here(repeats, groups, members, tokens):
     return found
 
 
+def measure_in(processes, *sizes):
+    """Return the result of `run_here` in this number of processes with four CPU devices in all."""
+    program = "import json, sys; from benchmarks.ahead import run_here\n"
+    program += "print(json.dumps(run_here(sys.argv[1], *map(int, sys.argv[2:]))))"
+    devices = f"--xla_force_host_platform_device_count={4 // processes}"
+    # NPROC: collectives wait for each other in threads, and XLA starts one thread per core.
+    environ = {"JAX_PLATFORMS": "cpu", "NPROC": "32", "JAX_NUM_PROCESSES": str(processes)}
+    environ["XLA_FLAGS"] = f"{devices} {os.environ.get('XLA_FLAGS', '')}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environ["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
+    with tempfile.TemporaryDirectory() as home:  # for the held-out problems, which are never played
+        environ["XDG_CACHE_HOME"] = home
+        command = [sys.executable, "-c", program, f"{home}/runs", str(processes), *map(str, sizes)]
+        started = [
+            subprocess.Popen(
+                command,
+                env=os.environ | environ | {"JAX_PROCESS_ID": str(process)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for process in range(processes)
+        ]
+        with contextlib.ExitStack() as stack:
+            for process in started:
+                stack.callback(process.kill)
+            outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError("a process of the benchmark failed")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
 def ahead(repeats, *, groups=4, members=8, tokens=24):
     """Rollouts ahead of updates on 2 + 2 CPU devices against both in turn, equally long or not."""
-    program = "import json, sys; from benchmarks.ahead import run_here\n"
-    program += "print(json.dumps(run_here(*map(int, sys.argv[1:]))))"
-    flags = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
-    # NPROC: collectives wait for each other in threads, and XLA starts one thread per core.
-    environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
-    with tempfile.TemporaryDirectory() as home:  # for the held-out problems, which are never played
-        done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, (repeats, groups, members, tokens))],
-            env=os.environ | environ | {"XDG_CACHE_HOME": home},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    found = json.loads(done.stdout.splitlines()[-1])
+    one, two = (measure_in(processes, repeats, groups, members, tokens) for processes in (1, 2))
     names = {
-        "waits": (f"2 + 2 ahead, observations {1e3 * found['wait']:.3g} ms late", "2 + 2 in turn"),
+        "waits": (f"2 + 2 ahead, observations {1e3 * one['wait']:.3g} ms late", "2 + 2 in turn"),
         "waits, all four": ("the same", "4 in turn"),
         "computes": ("2 + 2 ahead, observations at once", "2 + 2 in turn"),
     }
+    cases = [(one, case, *names[case]) for case in names]
+    late = f"observations {1e3 * two['wait']:.3g} ms late"
+    cases.append((two, "waits", f"1 + 1 of each of two processes ahead, {late}", "1 + 1 in turn"))
     return [
         Row(
             name=f"{name} (in turn: rollout {found['rollout'][case]:.2f} s, "
@@ -166,5 +195,5 @@ def ahead(repeats, *, groups=4, members=8, tokens=24):
             unit="steps",
             **summarise(found["pairs"][case]),
         )
-        for case, (name, other) in names.items()
+        for found, case, name, other in cases
     ]

@@ -233,13 +233,14 @@ class Rollout(Section):
     # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
     # (at least 24); without slots, all episodes wait for the turn's longest reply.
     chunk: int = whole(0, 0, MAX_TOKENS)
-    # 1: play the next step's episodes during this step's updates, with the policy
-    # before the updates. From the second step on, episodes are one step old;
-    # algorithm.mismatch_cap corrects for it. Needs a single device or
+    # Number of steps by which rollouts run ahead of the updates, in parallel with them. After
+    # the first steps, the episodes of a step are this number of steps off-policy;
+    # algorithm.mismatch_cap corrects for it (decoupled PPO). Each step ahead keeps a copy of
+    # the sampled parameters (with LoRA: of the adapters). Needs a single device or
     # sampling_mesh.devices. 0: rollouts and updates alternate.
-    ahead: int = whole(0, 0, 1)
-    # Cached keys and values of the sampler, in training and evaluation: "model" (model.dtype)
-    # or "int8", with a float32 scale for each token and head, for half the memory of
+    ahead: int = whole(0, 0, 8)
+    # Cached keys and values of the sampler, in training, evaluation and serving: "model"
+    # (model.dtype) or "int8", with a float32 scale for each token and head, for half the memory of
     # bfloat16. Sampled log-probs then differ slightly from the policy's;
     # algorithm.mismatch_cap corrects for it.
     cache_dtype: str = one_of("model", ("model", "int8"))

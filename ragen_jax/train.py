@@ -6,9 +6,12 @@
 This file shows the algorithm: one call and one timer per stage. If the folder holds an earlier run,
 training resumes from its newest checkpoint.
 
-    seeds -> play -> batch -> diagnose -> select -> credit -> update -> evaluate -> watch -> write
+    seeds -> play -> batch -> diagnose -> inform          (`sample`)
+          -> select -> credit -> update -> evaluate -> watch -> write
 """
 
+import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,13 +26,20 @@ from ragen_jax.config.fields import unused_fields, warning
 from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config
 from ragen_jax.core.callable_module import make_callable
-from ragen_jax.core.types import Metrics
+from ragen_jax.core.types import Metrics, Params
 from ragen_jax.programs.monitor import monitor_compilation
 from ragen_jax.programs.precompile import start_programs
 from ragen_jax.report.page import write_report
 from ragen_jax.run.ahead import RolloutQueue
-from ragen_jax.run.diagnose import diagnose
-from ragen_jax.run.stages import StepContext, inform, make_batch, watch
+from ragen_jax.run.diagnose import diagnose, diagnose_state, needs_sampling_devices
+from ragen_jax.run.stages import (
+    StepContext,
+    add_entropy_gate,
+    inform,
+    make_batch,
+    play,
+    watch,
+)
 from ragen_jax.run.start import export_policy, open_run, start
 from ragen_jax.run.training import Run, Stages
 from ragen_jax.run.workdir import new_folder
@@ -38,7 +48,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall, heartbeat
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
-from ragen_jax.update.state import TrainState
+from ragen_jax.update.state import PlayedProblems, TrainState
 
 
 def train(
@@ -89,48 +99,70 @@ def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
     run.prepare_first_step(policy)
-    rollouts = RolloutQueue(run, learner)
-    for step in run.steps_after(state.step):
-        stage, row = Stages(), {}
+    with RolloutQueue(run, learner, functools.partial(sample, run, learner)) as rollouts:
+        for step in run.steps_after(state.step):
+            stage = Stages()
 
-        with stage("rollout", run.sampling_mesh):
-            state, sampler, played, metrics = rollouts.get_rollout(stage, policy, state, step)
-            row |= metrics
-        with stage("batch"):
-            batch, outcomes, metrics = make_batch(run, played)
-            row |= metrics
-        with stage("diagnose"):
-            seen = StepContext(run, learner, sampler, played, batch, outcomes, step)
-            state, metrics = diagnose(seen, state)
-            row |= metrics
-        with stage("inform", run.sampling_mesh):
-            outcomes, metrics = inform(seen, state)
-            row |= metrics
-        del policy, sampler, seen  # the update replaces their parameters
-
-        with rollouts.prefetch(stage, state, step):
-            with stage("select", run.mesh):
-                selection, metrics = select(learner, state, batch, outcomes)
+            state, seen, row = rollouts.get(stage, policy, state, step)
+            if needs_sampling_devices(run.diagnosis, step):
+                rollouts.wait(stage)
+            with stage("diagnose"):
+                state, metrics = diagnose_state(seen, state, row)
                 row |= metrics
-            with stage("credit", run.mesh):
-                credit = assign_credit(learner, state, batch, selection, outcomes)
-            with stage("update", run.mesh):
-                state, metrics = update(learner, state, batch, selection, credit)
-                row |= metrics
-                policy = sampling_policy(learner, state)
+            played, batch = seen.played, seen.batch
+            outcomes = add_entropy_gate(learner, state, seen.outcomes)
+            del policy, seen  # the update replaces their parameters
 
-        row |= stage.metrics() | run.evaluate_if_due(policy, step)
-        state, fired, metrics = watch(run, state, row, played.returns_E, played.sound_E)
-        row |= metrics
-        exit_code = run.write_and_decide(step, row, state, fired, played, batch, selection, credit)
-        if exit_code is not None:
-            return exit_code
+            with rollouts.overlap(stage):
+                with stage("select", run.mesh):
+                    selection, metrics = select(learner, state, batch, outcomes)
+                    row |= metrics
+                with stage("credit", run.mesh):
+                    credit = assign_credit(learner, state, batch, selection, outcomes)
+                with stage("update", run.mesh):
+                    state, metrics = update(learner, state, batch, selection, credit)
+                    row |= metrics
+                    policy = sampling_policy(learner, state)
+
+            evaluates = run.evaluates_after(step)
+            if evaluates:  # on the sampling devices
+                rollouts.wait(stage)
+            row |= stage.metrics() | (run.evaluate(policy, step) if evaluates else {})
+            rollouts.begin_next(policy, state, step)
+            state, fired, metrics = watch(run, state, row, played.returns_E, played.sound_E)
+            row |= metrics
+            code = run.write_and_decide(step, row, state, fired, played, batch, selection, credit)
+            if code is not None:
+                return code
 
     run.checkpoints.close()
     if config.checkpoint.export:
         export_policy(config, run, learner, state)
     run.finish()
     return 0
+
+
+def sample(
+    run: Run,
+    learner: Learner,
+    policy: Params,
+    problems: PlayedProblems,
+    step: int,
+    stage: Stages,
+) -> tuple[PlayedProblems, StepContext, Metrics]:
+    """Play a step; return (problems after it, its episodes with their context, metrics)."""
+    with stage("rollout", run.sampling_mesh):
+        problems, played, row = play(run, policy, problems, step)
+    with stage("batch"):
+        batch, outcomes, metrics = make_batch(run, played)
+        row |= metrics
+    seen = StepContext(run, learner, policy, played, batch, outcomes, step)
+    with stage("diagnose"):
+        row |= diagnose(seen)
+    with stage("inform", run.sampling_mesh):
+        outcomes, metrics = inform(seen)
+        row |= metrics
+    return problems, dataclasses.replace(seen, outcomes=outcomes), row
 
 
 def default_workdir(config: ConfigDict | Config) -> Path:

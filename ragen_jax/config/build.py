@@ -72,7 +72,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tiny_kinds import DENSE, kind_fields
 from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
-from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, NoImages
 from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.env_calls import Limits
@@ -83,10 +83,10 @@ from ragen_jax.serving.conversation import make_conversation
 from ragen_jax.serving.harness_chat import harness_chat
 from ragen_jax.storage.cache import content_hash
 from ragen_jax.update import critic
-from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
+from ragen_jax.update.learner import Learner, copy_sampler, sampling_policy
 from ragen_jax.update.optimize import make_optimizer
 from ragen_jax.update.policy import ForwardContext, Loss, init_state
-from ragen_jax.update.state import TrainState
+from ragen_jax.update.state import AheadState, TrainState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -289,9 +289,8 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
     """Return (training mesh, sampling and scoring mesh) over the devices (None: all devices).
 
     Raises:
-      ValueError: the sizes do not fit the devices, rows do not split over them, a run of several
-        processes has sampling-only devices or rollouts ahead, or rollouts ahead share devices
-        with training (more than one device).
+      ValueError: the sizes do not fit the devices, rows do not split over them, or rollouts ahead
+        share several devices with training.
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
@@ -318,20 +317,43 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
             f"config.rollout.cache_kernel is 'pages', a kernel for TPUs and GPUs, but sampling "
             f"runs on {sampler.platform}; set it to xla"
         )
-    hosts = len({device.process_index for device in (*training, *sampled)})
-    if hosts > 1 and (apart or config.rollout.ahead):
-        name, value = ("sampling_mesh.devices", apart) if apart else ("rollout.ahead", 1)
+    processes = len({device.process_index for device in mesh.devices.flat})
+    most = max(mesh.size, sampling.size)
+    if config.rollout.ahead and most > processes > 1 and sampler.platform == "cpu":
+        # XLA starts programs of several CPU devices one after the other, whatever their thread. Two
+        # processes with other orders would wait for each other.
         raise ValueError(
-            f"config.{name} is {value}, but with {hosts} processes training and sampling take "
-            f"turns on shared devices; set {name}=0"
+            f"config.rollout.ahead is {config.rollout.ahead}, but on CPUs a process of several "
+            f"plays ahead with 2 devices, one to train and one to sample; set rollout.ahead=0, or "
+            f"sampling_mesh.devices={processes} and {processes} devices to train"
         )
     if config.rollout.ahead and not apart and mesh.size > 1:
+        half = processes * (mesh.size // processes // 2)
+        advice = f"set sampling_mesh.devices, for example to {half}, or rollout.ahead=0"
+        if not half:
+            advice = "give each process at least 2 devices, or set rollout.ahead=0"
         raise ValueError(
-            f"config.rollout.ahead is 1, but training and sampling share {mesh.size} devices, "
-            "where two concurrent programs can deadlock; set sampling_mesh.devices, for "
-            f"example to {mesh.size // 2}, or rollout.ahead=0"
+            f"config.rollout.ahead is {config.rollout.ahead}, but training and sampling share "
+            f"{mesh.size} devices, where two concurrent programs can deadlock; {advice}"
         )
     return mesh, sampling
+
+
+def check_images_ahead(config: Config, images: ImageSource) -> None:
+    """Refuse rollouts ahead of a vision model in several processes.
+
+    The threads of rollout and updates share a table of images, and fill it with programs that all
+    processes run; two processes could wait for each other.
+
+    Raises:
+      ValueError: the run is refused.
+    """
+    processes = jax.process_count()
+    if config.rollout.ahead and processes > 1 and not isinstance(images, NoImages):
+        raise ValueError(
+            f"config.rollout.ahead is {config.rollout.ahead}, but a model that reads images plays "
+            f"ahead only in a single process, not in {processes}; set rollout.ahead=0"
+        )
 
 
 TOWER_HEADS = 4  # attention heads of the tiny agent's vision tower
@@ -632,6 +654,7 @@ def build_learner(
         zvp_coef=a.zvp_coef,
         virtual_rewards=a.virtual_rewards,
         mi_coef=a.mi_coef,
+        ahead=c.rollout.ahead,
         entropy_on=a.entropy_on,
         entropy_gate=a.entropy_gate,
         mismatch=(a.mismatch_cap, a.mismatch_level) if a.mismatch_cap else None,
@@ -663,5 +686,6 @@ def build_learner(
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
     if c.rollout.ahead:
-        state = sampled_next(learner, sampling_policy(learner, state), state)
+        sampler = copy_sampler(learner, sampling_policy(learner, state), state)
+        state = AheadState(**vars(state), samplers=(sampler,) * c.rollout.ahead)
     return learner, state

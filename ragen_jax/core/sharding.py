@@ -7,9 +7,10 @@ without one they run on a single device and everything here leaves arrays as the
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -84,17 +85,36 @@ def split_devices(
 ) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
     """Return (devices that train, devices that sample).
 
-    The last num_sampling devices only sample; if it is 0, all devices do both.
+    The last devices of every process only sample, num_sampling in all; if it is 0, all devices do
+    both.
 
     Raises:
-      ValueError: no device would be left to train.
+      ValueError: a process would have no device left to train, or more sampling devices than
+        another.
     """
-    if num_sampling >= len(devices):
+    if not num_sampling:
+        return devices, devices
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    processes = len(by_process)
+    each, rest = divmod(num_sampling, processes)
+    fewest = min(map(len, by_process.values()))
+    if rest:
         raise ValueError(
-            f"config.sampling_mesh.devices is {num_sampling}, but at least one of "
-            f"{len(devices)} device(s) must train; use at most {len(devices) - 1}"
+            f"config.sampling_mesh.devices is {num_sampling}, but each of {processes} processes "
+            f"gives the same number of devices; use a multiple of {processes}"
         )
-    return devices[: len(devices) - num_sampling], devices[-num_sampling:]
+    if each >= fewest:
+        most = processes * (fewest - 1)
+        of_process = f" of each of {processes} processes" if processes > 1 else ""
+        raise ValueError(
+            f"config.sampling_mesh.devices is {num_sampling}, but at least one of {fewest} "
+            f"device(s){of_process} must train; use at most {most}"
+        )
+    groups = by_process.values()
+    training = [device for group in groups for device in group[: len(group) - each]]
+    return training, [device for group in groups for device in group[-each:]]
 
 
 def spec(
@@ -168,6 +188,50 @@ def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
 def has_other_devices(here: Mesh, mesh: Mesh) -> bool:
     """Return whether two meshes share no device: no program can move an array between them."""
     return not set(here.devices.flat) & set(mesh.devices.flat)
+
+
+def within_processes(mesh: Mesh) -> Mesh:
+    """Return a mesh over the same devices on which every process holds all parameters.
+
+    RULES split them over the devices of a process, as far as "fsdp" does.
+    """
+    processes = len({device.process_index for device in mesh.devices.flat})
+    return Mesh(mesh.devices.reshape(processes, -1), ("processes", "fsdp"))
+
+
+def send(tree: Params, shardings: Params) -> Params:
+    """Copy arrays that lie on `within_processes` of a mesh to other devices of every process.
+
+    Programs cannot do this, because the meshes share no device. Each process copies from its own
+    devices, since not every platform can copy between the devices of two processes.
+
+    Args:
+      shardings: of the results, on a mesh over devices of the same processes.
+    """
+    return jax.tree.map(_send, tree, shardings)
+
+
+def _send(x: jax.Array, target: NamedSharding) -> jax.Array:
+    source = cast(NamedSharding, x.sharding)
+    mesh = cast(Mesh, source.mesh)
+    own = next(row for row in mesh.devices if row[0].process_index == jax.process_index())
+    local_mesh = Mesh(own, mesh.axis_names[1:])
+    with jax.set_mesh(local_mesh):
+        local = jax.make_array_from_single_device_arrays(
+            x.shape,
+            NamedSharding(local_mesh, source.spec),
+            [shard.data for shard in x.addressable_shards],
+        )
+        pieces = [
+            jax.device_put(local if _is_whole(index, x.shape) else local[index], device)
+            for device, index in target.addressable_devices_indices_map(x.shape).items()
+            if index is not None
+        ]
+    return jax.make_array_from_single_device_arrays(x.shape, target, pieces)
+
+
+def _is_whole(index: tuple[slice, ...], shape: Sequence[int]) -> bool:
+    return all(part.indices(size) == (0, size, 1) for part, size in zip(index, shape, strict=True))
 
 
 MEMORIES = {"device": "device", "host": "pinned_host"}  # name: memory kind of JAX
@@ -282,7 +346,30 @@ def max_over_processes(*values: int) -> tuple[int, ...]:
     if process_count() == 1:
         return values
     count_barrier()
-    return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
+    return tuple(_gather(np.asarray(values)).max(0).tolist())
+
+
+def _gather(x: np.ndarray) -> np.ndarray:
+    """Return the arrays of all processes of the mesh in use, in order of process index.
+
+    Only devices of the mesh take part: another thread may use the others, and processes may run
+    the programs of two threads in different orders (unlike multihost_utils.process_allgather).
+    """
+    firsts: dict[int, jax.Device] = {}
+    for device in jax.sharding.get_mesh().devices.flat:
+        firsts.setdefault(device.process_index, device)
+    mesh = Mesh(np.array([firsts[process] for process in sorted(firsts)]), ("processes",))
+    own = jax.device_put(x[None], firsts[jax.process_index()])
+    shape = (len(firsts), *x.shape)
+    sharding = NamedSharding(mesh, PartitionSpec("processes"))
+    together = jax.make_array_from_single_device_arrays(shape, sharding, [own])
+    with jax.set_mesh(mesh):
+        return np.asarray(_replicating(mesh)(together))
+
+
+@functools.cache
+def _replicating(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def from_main_process(number: int) -> int:
@@ -315,6 +402,5 @@ def gather_bytes(data: bytes) -> list[bytes]:
     (longest,) = max_over_processes(len(data))
     padded = np.zeros(longest, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    lengths = multihost_utils.process_allgather(np.asarray(len(data)))
-    rows = multihost_utils.process_allgather(padded)
+    lengths, rows = _gather(np.asarray(len(data))), _gather(padded)
     return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ragen_jax.core.sharding import boxed_shardings, has_other_devices
+from ragen_jax.core.sharding import boxed_shardings, has_other_devices, send, within_processes
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 
@@ -41,8 +41,11 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
         return params
     if not has_other_devices(here, mesh):
         return resharding(model, mesh)(params)
+    shardings = param_shardings(model, mesh)
+    if jax.process_count() > 1:
+        return send(resharding(model, within_processes(here))(params), shardings)
     sent = params if as_read else resharding(model, here)(params)
-    return jax.device_put(sent, param_shardings(model, mesh))
+    return jax.device_put(sent, shardings)
 
 
 def _kind(model: "Qwen", path: Any, x: jax.Array) -> jnp.dtype:

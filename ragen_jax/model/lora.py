@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 
-from ragen_jax.core.sharding import has_other_devices
+from ragen_jax.core.sharding import has_other_devices, send, within_processes
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf, qwen, weights
 from ragen_jax.model.families import decoder, name_in_memory
@@ -189,10 +189,13 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
 def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
     """Place the adapters on the mesh according to `adapter_shardings`."""
     here = getattr(jax.tree.leaves(adapters)[0].sharding, "mesh", mesh)
-    if has_other_devices(here, mesh):
-        return jax.device_put(adapters, adapter_shardings(model.config, adapters, mesh))
     targets = tuple(adapters["layers"]), tuple(adapters.get("tower", {"layers": {}})["layers"])
-    return _placing(model, *targets, mesh)(adapters)
+    if not has_other_devices(here, mesh):
+        return _placing(model, *targets, mesh)(adapters)
+    shardings = adapter_shardings(model.config, adapters, mesh)
+    if jax.process_count() > 1:
+        return send(_placing(model, *targets, within_processes(here))(adapters), shardings)
+    return jax.device_put(adapters, shardings)
 
 
 @functools.cache

@@ -67,6 +67,18 @@ class Checkpoints:
         )
         # Parameters are nearly random: compression saves 8 % of the space and triples the time.
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        if jax.process_count() > 1:
+            # Named processes meet at the coordinator. By default they meet in a program on all
+            # devices, some of which may be running a rollout ahead.
+            processes = ocp.options.MultiprocessingOptions(
+                active_processes=set(range(jax.process_count()))
+            )
+            options.multiprocessing_options, options.create = processes, False
+            handler = ocp.PyTreeCheckpointHandler(
+                use_compression=False, multiprocessing_options=processes
+            )
+            if not read_only:
+                make_folder(self.directory)
         make = functools.partial(
             ocp.CheckpointManager, self.directory, options=options, item_handlers=handler
         )

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,25 +55,56 @@ class Diagnostic:
 
     every: Callable[[Diagnose], int]  # steps between two measurements; 0: never
     # (StepContext, TrainState, metrics so far) -> (TrainState, metrics)
-    measure: Callable[[StepContext, TrainState, Metrics], tuple[TrainState, Metrics]]
+    measure: Callable[[StepContext, Any, Metrics], tuple[Any, Metrics]]
     # The programs that it compiles, for preflight; None: none larger than those of the others.
     programs: Planner | None = None
     first: bool = False  # whether it is due in the first step, before any update, as well
+    # Whether it reads the training state. The others get None: they run as soon as the episodes are
+    # played, in parallel with earlier updates if rollouts run ahead.
+    reads_state: bool = False
+    on_host: bool = False  # whether it computes on the host only
+
+    def is_due(self, settings: Diagnose, step: int) -> bool:
+        """Return whether it is due in a step."""
+        every = self.every(settings)
+        return is_due(every, step) or bool(self.first and every and step == 1)
 
 
-def diagnose(step: StepContext, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Run those of DIAGNOSTICS that are due on a step's episodes.
-
-    Returns:
-      (TrainState with the moving averages updated, metrics).
-    """
+def diagnose(step: StepContext) -> Metrics:
+    """Run those of DIAGNOSTICS that are due and do not read the training state."""
     metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
-        every = diagnostic.every(step.run.diagnosis)
-        if is_due(every, step.number) or (diagnostic.first and every and step.number == 1):
-            state, figures = diagnostic.measure(step, state, metrics)
+        if not diagnostic.reads_state and diagnostic.is_due(step.run.diagnosis, step.number):
+            _, figures = diagnostic.measure(step, None, metrics)
             metrics |= figures
-    return state, metrics
+    return metrics
+
+
+def diagnose_state(
+    step: StepContext, state: TrainState, metrics: Metrics
+) -> tuple[TrainState, Metrics]:
+    """Run those of DIAGNOSTICS that are due and read the training state.
+
+    Args:
+      metrics: of the step so far, with those of `diagnose`.
+
+    Returns:
+      (TrainState with the moving averages updated, metrics of these diagnostics).
+    """
+    found: Metrics = {}
+    for diagnostic in DIAGNOSTICS.values():
+        if diagnostic.reads_state and diagnostic.is_due(step.run.diagnosis, step.number):
+            state, figures = diagnostic.measure(step, state, metrics | found)
+            found |= figures
+    return state, found
+
+
+def needs_sampling_devices(settings: Diagnose, step: int) -> bool:
+    """Return whether `diagnose_state` runs programs on the sampling devices in a step."""
+    return any(
+        diagnostic.reads_state and not diagnostic.on_host and diagnostic.is_due(settings, step)
+        for diagnostic in DIAGNOSTICS.values()
+    )
 
 
 def measure_each_task(
@@ -83,7 +115,7 @@ def measure_each_task(
     return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
 
 
-def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def collapse(step: StepContext, state: None, metrics: Metrics) -> tuple[None, Metrics]:
     """Return the state and collapse/* metrics, with flow/* metrics if they are due."""
     settings = step.run.diagnosis
     flow = is_due(settings.flow_every, step.number)
@@ -160,7 +192,7 @@ def _score(
     )
 
 
-def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def behaviour(step: StepContext, state: None, metrics: Metrics) -> tuple[None, Metrics]:
     """Return the state and the anatomy/*, action/*, symptoms/* and reasoning/* metrics.
 
     Some of them need checks that only some environments have.
@@ -189,7 +221,7 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
     return state, measure_each_task(step, measure)
 
 
-def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def probe(step: StepContext, state: None, metrics: Metrics) -> tuple[None, Metrics]:
     """Return the state and the probe/* metrics.
 
     These are the collapse/first_turn/* and style metrics on held-out problems. A step has few
@@ -291,8 +323,11 @@ DIAGNOSTICS = {
     "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
     "behaviour": Diagnostic(lambda d: d.every, behaviour),
     "probe": Diagnostic(lambda d: d.probe_every, probe, mediation_programs, first=True),
-    "zscores": Diagnostic(lambda d: d.every, zscores),  # after "collapse", whose metrics it reads
-    "gradients": Diagnostic(lambda d: d.gradients_every, gradients, gradient_programs),
+    # It reads the metrics of "collapse".
+    "zscores": Diagnostic(lambda d: d.every, zscores, reads_state=True, on_host=True),
+    "gradients": Diagnostic(
+        lambda d: d.gradients_every, gradients, gradient_programs, reads_state=True
+    ),
 }
 
 

@@ -46,27 +46,28 @@ from ragen_jax.rollout.task import Task
 from ragen_jax.run.step import Played
 from ragen_jax.run.training import Run
 from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
-from ragen_jax.update.state import AheadState, TrainState
+from ragen_jax.update.state import PlayedProblems, TrainState
 
 
 def play(
-    run: Run, policy: Params, state: TrainState, step: int
-) -> tuple[TrainState, Played, Metrics]:
+    run: Run, policy: Params, problems: PlayedProblems, step: int
+) -> tuple[PlayedProblems, Played, Metrics]:
     """Play the groups of a step; call it under the sampling mesh.
 
     Args:
       policy: parameters in the form that sampling needs.
+      problems: the problems that earlier steps played.
       step: number of the step.
 
     Returns:
-      (TrainState updated with the played problems, `Played`, rollout/* and collect/* metrics).
+      (problems updated with those of the step, `Played`, rollout/* and collect/* metrics).
     """
     clock = Clock()
     run.tasks[0].settings.chat.images.begin_epoch()  # all tasks share the run's images
     if run.sampler_weights != EXACT:
         policy = round_params(policy, run.sampler_weights)
     play_task = episodes_of(run, policy, clock)
-    collected = [collect(task, play_task, state, step) for task in run.tasks]
+    collected = [collect(task, play_task, problems, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)
     episodes_E = [part.played for part in collected]
     returns_E = [
@@ -87,13 +88,13 @@ def play(
             for name in ("rollout/success", "rollout/success_ci95"):
                 metrics.pop(name, None)
     metrics["time/environment"] = clock.seconds
-    state = mark_played(state, run.tasks, collected)
+    problems = mark_played(problems, run.tasks, collected)
     fired = [
         found
         for task, episodes in zip(run.tasks, episodes_E, strict=True)
         for found in errors(task, episodes)
     ]
-    return state, Played(selected, episodes_E, returns_E, fired), metrics
+    return problems, Played(selected, episodes_E, returns_E, fired), metrics
 
 
 def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
@@ -192,14 +193,13 @@ def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
     return batch, outcomes, metrics
 
 
-def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
+def inform(step: StepContext) -> tuple[Outcomes, Metrics]:
     """Add the inputs of bonuses to the outcomes of a step; call it under the sampling mesh.
 
     bonus_BT (mi_coef) rewards reasoning for its information about the prompt. It covers the first
     turn, and later turns if prompts show no earlier replies, which would identify the prompt.
-    gate_E (entropy_gate) scales the entropy bonus by the remaining fraction of the information, as
-    measured by the collapse alarm up to the previous step. sampled_entropy_BT (zvp_coef with
-    rollout.ahead) is the entropy of the sampling policy, which the advantages of RL-ZVP need.
+    sampled_entropy_BT (zvp_coef with rollout.ahead) is the entropy of the sampling policy, which
+    the advantages of RL-ZVP need.
 
     Returns:
       (`Outcomes`, metrics: bonus/mi, the mean information in nats per reasoning; {} if mi_coef is
@@ -207,12 +207,9 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     """
     learner, policy, played = step.learner, step.policy, step.played
     batch, outcomes = step.batch, step.outcomes
-    if learner.zvp_coef and isinstance(state, AheadState):
+    if learner.zvp_coef and learner.ahead:
         entropy_BT = sampled_entropy(learner, policy, batch, outcomes)
         outcomes = dataclasses.replace(outcomes, sampled_entropy_BT=entropy_BT)
-    if learner.entropy_gate and state.regimes is not None:
-        share_E = information_share(jax.device_get(state.regimes))
-        outcomes = dataclasses.replace(outcomes, gate_E=entropy_gate(share_E, learner.entropy_gate))
     if not learner.mi_coef:
         return outcomes, {}
     episodes = played.selected
@@ -249,6 +246,18 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     return dataclasses.replace(outcomes, bonus_BT=bonus_BT), combine_metrics(
         step.run.tasks, metrics_E
     )
+
+
+def add_entropy_gate(learner: Learner, state: TrainState, outcomes: Outcomes) -> Outcomes:
+    """Return the outcomes with gate_E, if algorithm.entropy_gate is set.
+
+    gate_E scales the entropy bonus by the remaining fraction of the information, as measured by the
+    collapse alarm up to the previous step.
+    """
+    if not learner.entropy_gate or state.regimes is None:
+        return outcomes
+    share_E = information_share(jax.device_get(state.regimes))
+    return dataclasses.replace(outcomes, gate_E=entropy_gate(share_E, learner.entropy_gate))
 
 
 def rewarded_batch(

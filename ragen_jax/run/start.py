@@ -7,13 +7,14 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_learner, build_meshes, resumable
+from ragen_jax.config.build import build_learner, build_meshes, check_images_ahead, resumable
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process, main_process_first
 from ragen_jax.core.types import Metrics
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
@@ -105,6 +106,7 @@ def start(
             _ = task.first_training_plays  # raises if no problem can be played
         teacher = load_reference(config, policy)
         check_success(config, tasks)
+        check_images_ahead(config, tasks[0].settings.chat.images)
         with main_process_first("damage"):
             for line in find_damage(workdir, repair) if is_main_process() else ():
                 console(f"warning: {line}")
@@ -112,6 +114,8 @@ def start(
     latest = checkpoints.latest_step()
     enter_phase("building the learner")
     images = tasks[0].settings.chat.images
+    if isinstance(images, ImageTable):
+        images.earlier_epochs = max(1, config.rollout.ahead)
     learner, state = build_learner(config, model, params, mesh, sampling_mesh, images, teacher)
     with command.bad_input():
         if latest is not None:

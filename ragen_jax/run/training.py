@@ -68,10 +68,16 @@ UPDATE_STAGES = ("select", "credit", "update")  # stages whose seconds add up to
 class Stages:
     """Seconds spent in the named stages of a step, as time/* metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, background: bool = False) -> None:
+        """Create it without any stage.
+
+        Args:
+          background: whether the stages run in parallel with the phases that the user sees.
+        """
+        self.background = background
         self.seconds: dict[str, float] = {}
         self.cpu = 0.0  # CPU seconds of this process and its threads, over all stages
-        # Seconds of stages that ran during the previous step.
+        # Seconds of stages that ran during earlier steps.
         self.prefetch_seconds: dict[str, float] = {}
         # Seconds in which a rollout and the updates ran in parallel; None: the run never does this.
         self.overlap_seconds: float | None = None
@@ -79,8 +85,9 @@ class Stages:
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
         """Time the body; run it under `mesh`, if given."""
-        enter_phase(name)
-        count_barrier()
+        if not self.background:
+            enter_phase(name)
+            count_barrier()
         start, cpu = time.perf_counter(), time.process_time()
         if mesh is None:
             yield
@@ -96,17 +103,21 @@ class Stages:
         Each stage has its time/NAME. time/step is the sum of the stages; time/update is the part of
         select, credit and update, and time/diagnose_share the fraction of the diagnosis. time/cpu
         is CPU time of the process, without work on an accelerator. If rollouts run in parallel with
-        updates, time/idle_share is the fraction of time/step in which they did not both run.
+        updates, time/idle_share is the fraction of time/step in which they did not both run, and
+        the seconds of a stage include those that ran during earlier steps.
         """
-        s = self.seconds
-        total = sum(s.values())
+        total = sum(self.seconds.values())
+        s = self.seconds | {
+            name: seconds + self.seconds.get(name, 0.0)
+            for name, seconds in self.prefetch_seconds.items()
+        }
         idle = (
             {}
             if self.overlap_seconds is None
             else {"time/idle_share": 1.0 - self.overlap_seconds / total}
         )
         return idle | {
-            **{f"time/{name}": seconds for name, seconds in (s | self.prefetch_seconds).items()},
+            **{f"time/{name}": seconds for name, seconds in s.items()},
             "time/update": sum(s[name] for name in UPDATE_STAGES),
             "time/step": total,
             "time/cpu": self.cpu,
@@ -198,12 +209,10 @@ class Run:
             console(eval_line(0, self.log.write(0, metrics)))
             self._print_judgement()
 
-    def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
-        """Return the eval/* metrics of the held-out problems; {} if no evaluation is due."""
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether an evaluation is due after a step."""
         every = self.schedule.evaluate
-        if is_due(every, step) or every and step == self.schedule.steps:
-            return self.evaluate(policy, step)
-        return {}
+        return is_due(every, step) or bool(every and step == self.schedule.steps)
 
     def evaluate(self, policy: Params, step: int) -> Metrics:
         """Return eval/* metrics and time/eval; write which problems were solved.

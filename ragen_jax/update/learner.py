@@ -53,7 +53,7 @@ from ragen_jax.update.policy import (
     update_policy,
 )
 from ragen_jax.update.selection import eligible_members, select_episodes
-from ragen_jax.update.state import AheadState, Sampler, TrainState
+from ragen_jax.update.state import Sampler, TrainState
 
 Needed = TypeVar("Needed")
 
@@ -75,6 +75,7 @@ class Learner:
     zvp_coef: float
     virtual_rewards: int  # per group without variance; 0: none
     mi_coef: float
+    ahead: int  # steps by which rollouts run ahead of the updates
     entropy_on: str  # a key of bonus.ENTROPY_ON
     entropy_gate: float  # see bonus.entropy_gate; 0: no gate
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
@@ -588,8 +589,8 @@ def sampling_policy(learner: Learner, state: TrainState) -> Params:
     return _attached(learner, adapters)
 
 
-def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadState:
-    """Return the state with the policy after all updates so far as its sampler.
+def copy_sampler(learner: Learner, policy: Params, state: TrainState) -> Sampler:
+    """Return the policy after all updates so far as a `Sampler`, which later updates leave alone.
 
     Args:
       policy: `sampling_policy` of the state; arrays that the updates will donate are copied.
@@ -601,8 +602,7 @@ def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadSt
         sampled_params = jax.tree.map(
             lambda x, own: jnp.copy(x) if x is own else x, sampled_params, state.params
         )
-    fields: dict[str, Any] = vars(state) | {"sampler": Sampler(sampled_params, state.step)}
-    return AheadState(**fields)
+        return Sampler(sampled_params, state.step)
 
 
 def sampler_policy(learner: Learner, sampler: Sampler) -> Params:

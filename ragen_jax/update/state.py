@@ -39,7 +39,7 @@ class TrainState:
 
 @flax.struct.dataclass
 class Sampler:
-    """The policy of a rollout that runs ahead of the updates."""
+    """The policy of a rollout that runs ahead of the updates (run/ahead.py)."""
 
     params: Params  # the trained parameters as sampling reads them; with LoRA only the adapters
     step: jax.Array  # int32, finished iterations when this policy was copied
@@ -49,4 +49,13 @@ class Sampler:
 class AheadState(TrainState):
     """`TrainState` of a run whose rollouts run ahead of its updates (run/ahead.py)."""
 
-    sampler: Sampler = dataclasses.field(kw_only=True)  # policy that samples the next step
+    # Policies that sample the next steps, the next step first; as many as rollout.ahead.
+    samplers: tuple[Sampler, ...] = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayedProblems:
+    """The fields of a `TrainState` that a rollout reads and changes."""
+
+    seed_cursor: dict[str, jax.Array]
+    streak_P: dict[str, jax.Array] | None

@@ -368,14 +368,15 @@ def test_training_and_sampling_share_devices_or_split_them():
         (
             {"rollout__ahead": 1},
             [Device(i, process=i // 2) for i in range(4)],
-            "config.rollout.ahead is 1, but with 2 processes training and sampling take turns on "
-            "shared devices; set rollout.ahead=0",
+            "config.rollout.ahead is 1, but training and sampling share 4 devices, where two "
+            "concurrent programs can deadlock; set sampling_mesh.devices, for example to 2, or "
+            "rollout.ahead=0",
         ),
         (
-            {"sampling_mesh__devices": 4},
+            {"sampling_mesh__devices": 3},
             [Device(i, process=i // 4) for i in range(8)],
-            "config.sampling_mesh.devices is 4, but with 2 processes training and sampling take "
-            "turns on shared devices; set sampling_mesh.devices=0",
+            "config.sampling_mesh.devices is 3, but each of 2 processes gives the same number of "
+            "devices; use a multiple of 2",
         ),
         (
             {"algorithm__kl_coef": 0.1, "algorithm__kl_memory": "host"},

@@ -181,12 +181,11 @@ def informed(episodes, monkeypatch, *, mi_coef=2.0, score=lambda M, N: np.full((
 
     monkeypatch.setattr(stages, "cross_score", cross_score)
     learner = types.SimpleNamespace(
-        **dict(zvp_coef=0.0, entropy_gate=0.0, mi_coef=mi_coef),
+        **dict(zvp_coef=0.0, mi_coef=mi_coef),
         environment_G=np.array([0, 0, 1]),
     )
     step = stages.StepContext(run, learner, {}, played_of(episodes), batch, outcomes, 1)
-    state = types.SimpleNamespace(regimes=None)
-    return *stages.inform(step, state), calls, batch
+    return *stages.inform(step), calls, batch
 
 
 def test_nothing_is_scored_without_a_bonus(episodes, monkeypatch):

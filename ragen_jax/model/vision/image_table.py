@@ -118,7 +118,8 @@ class ImageTable:
         """
         self.tower, self.vocab_size, self.pad = tower, vocab_size, pad
         self.next = vocab_size  # the next number to assign
-        self.epochs: list[dict[bytes, RegisteredImage]] = [{}]  # the previous and current epochs
+        self.earlier_epochs = 1  # number of epochs before the current one whose images are kept
+        self.epochs: list[dict[bytes, RegisteredImage]] = [{}]  # the current epoch is the last
         self.without = TowerCache({})
         self.caches: list[TowerCache] = []  # caches of the latest adapters
         self.capacity = (
@@ -128,9 +129,9 @@ class ImageTable:
         self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
 
     def begin_epoch(self) -> None:
-        """Begin a new epoch; forget images registered before the previous epoch."""
+        """Begin a new epoch; forget images registered before the `earlier_epochs`."""
         with self.lock:
-            self.epochs = [*self.epochs[-1:], {}]
+            self.epochs = [*self.epochs[-self.earlier_epochs :], {}]
             kept = {image.first for epoch in self.epochs for image in epoch.values()}
             for cache in (self.without, *self.caches):
                 cache.seen = {first: x for first, x in cache.seen.items() if first in kept}
@@ -174,7 +175,7 @@ class ImageTable:
         """Return (first, count) of an image's numbers.
 
         Raises:
-          ValueError: the image was not registered in this epoch or the previous one.
+          ValueError: the image was not registered in the kept epochs.
         """
         key = _content(image)
         for epoch in reversed(self.epochs):
