@@ -9,7 +9,8 @@ Two keys are printed. The API key is that of a session that clients share; the a
 further sessions (POST /admin/sessions). When sessions end, at the latest with Ctrl-C, their
 conversations are appended to --record with the token ids that were shown and sampled; `score`
 diagnoses that file. Replies are drawn with eval.temperature and the other eval.* settings, whatever
-a request asks for, and have at most rollout.max_new_tokens tokens.
+a request asks for, and have at most rollout.max_new_tokens tokens. rollout.cache_dtype and
+rollout.cache_kernel are those of the run, unless they are given.
 """
 
 import secrets
@@ -31,7 +32,7 @@ from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import Qwen, with_cache
 from ragen_jax.rollout.rows import Endings
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.serving.conversation import Conversation, make_conversation
@@ -56,7 +57,14 @@ class Policy(NamedTuple):
 
 
 # Fields and sections that serving reads.
-READ = ("eval", "rollout.max_new_tokens", "mesh", "sampling_mesh")
+READ = (
+    "eval",
+    "rollout.max_new_tokens",
+    "rollout.cache_dtype",
+    "rollout.cache_kernel",
+    "mesh",
+    "sampling_mesh",
+)
 READ_OF_MODEL = (*READ, "model")
 
 
@@ -101,6 +109,18 @@ def of_model(path: str, config: Config) -> Policy:
     return Policy(config, Path(path).name, model, params, conversation, endings)
 
 
+def cached_model(policy: Policy) -> Qwen:
+    """Return the model with the cache of rollout.cache_dtype and rollout.cache_kernel.
+
+    Raises:
+      ValueError: as in `with_cache`.
+    """
+    rollout = policy.config.rollout
+    return with_cache(
+        policy.model, cache_dtype=rollout.cache_dtype, cache_kernel=rollout.cache_kernel
+    )
+
+
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
@@ -121,6 +141,7 @@ def main(argv: Sequence[str]) -> None:
             given, path = CONFIG.value, MODEL.value or ""
             given.model.path, given.warmstart.fine_tune = path, False
             policy = of_model(path, load_config(given))
+        model = cached_model(policy)
         record = RecordFile(Path(RECORD.value)) if RECORD.value else None
         try:
             bound = socket.create_server((HOST.value, PORT.value))
@@ -128,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"cannot listen on {HOST.value}:{PORT.value}: {error}") from error
     config = policy.config
     engine = Engine(
-        policy.model,
+        model,
         policy.params,
         mesh=build_meshes(config)[1],
         slots=SLOTS.value,

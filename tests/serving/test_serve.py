@@ -144,6 +144,26 @@ def test_a_reply_has_the_ids_and_log_probs_that_were_sampled(running, policy):
     assert answer.id.startswith("chatcmpl-") and answer.id != ask(running.client()).id
 
 
+def test_the_cache_is_that_of_the_config(policy):
+    """With int8, the log-probs differ by the rounding of keys and values."""
+
+    def served(**rollout):
+        config = sokoban.get_config("llm")
+        config.model.path, config.model.dtype = policy.config.model.path, "float32"
+        config.rollout.update(rollout)
+        return serve.cached_model(policy._replace(config=load_config(config)))
+
+    found = []
+    for dtype in ("model", "int8"):
+        server = Running(policy._replace(model=served(cache_dtype=dtype)))
+        (choice,) = ask(server.client(), **EXTRA).choices
+        found.append([entry.logprob for entry in choice.logprobs.content])
+        server.stop()
+    assert 1e-7 < abs(found[0][0] - found[1][0]) < 0.5
+    with pytest.raises(ValueError, match="config.rollout.cache_kernel is 'pages'"):
+        served(cache_kernel="pages")
+
+
 def test_a_conversation_repeats_the_ids_of_its_earlier_replies(running, policy):
     client = running.client()
     messages, path = [*ASKED], []
