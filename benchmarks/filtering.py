@@ -31,7 +31,7 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
     batch = batch.replace(
         **{
             name: np.pad(x, ((0, 0), (0, pad)))
-            for name, x in vars(batch).items()
+            for name, x in batch.arrays.items()
             if name.endswith("_BT")
         }
     )

@@ -249,6 +249,10 @@ class Rollout(Section):
     # models with heads of 128 numbers (GPUs: a power of two from 16 to 256). Matters with slots
     # whose rows differ in length.
     cache_kernel: str = one_of("xla", ("xla", "pages"), FLOAT_CACHE)
+    # Whether updates use the experts that sampling chose for each token (a mixture of experts): a
+    # router that chooses differently makes log-probs jump. The weights of the experts are those of
+    # the trained router.
+    replay_experts: bool = flag(False)
     # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
     # that fires, are saved as well. 0: none.
     save_every: int = whole(10, 0, MAX_INTERVAL)

@@ -7,6 +7,7 @@
 A turn whose prompt extends the current row continues that row; any other turn starts a new row.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +61,10 @@ def make_batch(episodes: Sequence[Episode], *, length: int | None = None) -> Bat
         group_B=np.array([episodes[index].group for index, _ in rows], np.int32),
         weight_B=np.ones(B, np.float32),
     )
+    kept = [turn.experts for _, turns in rows for _, turn in turns if turn.experts is not None]
+    if kept:
+        experts_BTX = np.full((B, T, kept[0].shape[1]), -1, np.int16)
+        batch = dataclasses.replace(batch, experts_BTX=experts_BTX)
     for b, (_, turns) in enumerate(rows):
         for turn_index, turn in turns:
             start, stop = len(turn.prompt), len(turn.prompt) + len(turn.sampled)
@@ -71,6 +76,8 @@ def make_batch(episodes: Sequence[Episode], *, length: int | None = None) -> Bat
             batch.turn_end_BT[b, stop - 1] = True
             for span, (first, last) in ((REASONING, turn.reasoning), (ACTION, turn.answer)):
                 batch.span_BT[b, start + first : start + last] = span
+            if batch.experts_BTX is not None and turn.experts is not None:
+                batch.experts_BTX[b, stop - 1 - len(turn.experts) : stop - 1] = turn.experts
     return batch
 
 
@@ -82,11 +89,11 @@ def take_rows(batch: Batch, rows_B: np.ndarray, *, size: int) -> Batch:
     """
     if len(rows_B) > size:
         raise ValueError(f"{len(rows_B)} rows do not fit a batch of {size}")
-    fill = {"turn_BT": -1, "episode_B": -1, "group_B": -1}
+    fill = {"turn_BT": -1, "episode_B": -1, "group_B": -1, "experts_BTX": -1}
 
     def take(name, x):
         out = np.full((size, *x.shape[1:]), fill.get(name, 0), x.dtype)
         out[: len(rows_B)] = x[rows_B]
         return out
 
-    return Batch(**{name: take(name, x) for name, x in vars(batch).items()})
+    return Batch(**{name: take(name, x) for name, x in batch.arrays.items()})

@@ -608,13 +608,17 @@ def build_learner(
       teacher: the model of algorithm.kl_reference, if the config names one.
 
     Raises:
-      ValueError: a load-balancing loss for a model without experts.
+      ValueError: a load-balancing loss or a replay of experts for a model without experts.
     """
     c, a, o = config, config.algorithm, config.optimizer
     if a.balance_coef and model.config.experts is None:
         raise ValueError(
             f"config.algorithm.balance_coef is {a.balance_coef:g}, but the model has no experts; "
             "set it to 0"
+        )
+    if c.rollout.replay_experts and model.config.experts is None:
+        raise ValueError(
+            "config.rollout.replay_experts is True, but the model has no experts; set it to False"
         )
     frozen = reference = critic_state = None
     optimizer = build_optimizer(c.optimizer)

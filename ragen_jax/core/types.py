@@ -42,6 +42,9 @@ class Turn:
     images: tuple[np.ndarray, ...] = ()
     # (first, count) of the ids that replace an image's tokens in the prompt (image_table.py)
     spans: tuple[tuple[int, int], ...] = ()
+    # int16 [m, X], the experts that sampling used for m consecutive tokens up to the one before the
+    # last, without those that the turn before has (rollout/routes.py); None: no record.
+    experts: np.ndarray | None = None
     # If a client wrote the prompt: its messages with the reply, and its tools, in OpenAI's format.
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
@@ -80,6 +83,14 @@ class Batch:
     episode_B: np.ndarray  # int32, index into the list of episodes; -1 on padding rows
     group_B: np.ndarray  # int32, index of the episode's group; -1 on padding rows
     weight_B: np.ndarray  # float32, 1 for a real row, 0 for padding
+    # int16, the experts that sampling used for each token, -1 where there is no record
+    # (rollout/routes.py); None: no token has a record.
+    experts_BTX: np.ndarray | None = None
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by the names of their fields."""
+        return {name: x for name, x in vars(self).items() if x is not None}
 
 
 LIMIT = "limit"  # key of an info: the limit at which an agent's program failed

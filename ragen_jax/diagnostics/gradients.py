@@ -300,7 +300,7 @@ def bucket_gradients(
         "weights": jax.device_get(weights),
     }
     weight_BT = arrays["weights"].loss_BT
-    rows, measured = token_rows(batch), np.flatnonzero(bucket_G != LOST)
+    rows, measured = token_rows(batch, replay=True), np.flatnonzero(bucket_G != LOST)
     group_rows = [
         np.flatnonzero((batch.group_B == group) & (batch.weight_B > 0)) for group in measured
     ]

@@ -80,6 +80,9 @@ class Segment:
     # [N] int32: the position of the next token, where images make it less than the number of
     # tokens (positions.py); None: it is `length_N`.
     next_position_N: jax.Array | None = None
+    # int16 [N, T, X]: in the result of a program, the experts of the tokens that it read, layer
+    # after layer (rollout/routes.py). None in the input of a program, and unless they are kept.
+    experts_NTX: jax.Array | None = None
 
     @property
     def next_N(self) -> jax.Array:

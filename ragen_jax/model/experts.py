@@ -39,10 +39,21 @@ class Routing(NamedTuple):
     probability: jax.Array  # float32 [.., E]
 
 
-def route(logits_NE: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (each token's experts, int32 [N, k]; their weights [N, k]; probabilities [N, E])."""
+def route(
+    logits_NE: jax.Array, experts: Experts, replay_Nk: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (each token's experts, int32 [N, k]; their weights [N, k]; probabilities [N, E]).
+
+    Args:
+      replay_Nk: int, the experts that were chosen for the tokens in an earlier pass, which are used
+        in place of those of largest probability; negative: no record of this token. Their weights
+        are computed from the logits, with gradient (arXiv 2510.11370).
+    """
     probability_NE = jax.nn.softmax(logits_NE.astype(jnp.float32), axis=-1)
     weight_Nk, index_Nk = jax.lax.top_k(probability_NE, experts.chosen)
+    if replay_Nk is not None:
+        index_Nk = jnp.where(replay_Nk < 0, index_Nk, replay_Nk.astype(index_Nk.dtype))
+        weight_Nk = jnp.take_along_axis(probability_NE, index_Nk, axis=-1)
     if experts.normalized:
         weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdims=True)
     return index_Nk, weight_Nk, probability_NE
@@ -148,8 +159,10 @@ class ExpertMLP(nn.Module):
     act: Activation
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, logits_BTE: jax.Array) -> tuple[jax.Array, Routing]:
-        """Return (the result, [B, T, D]; the experts of each token)."""
+    def __call__(
+        self, x_BTD: jax.Array, logits_BTE: jax.Array, replay_BTk: jax.Array | None = None
+    ) -> tuple[jax.Array, Routing]:
+        """Return (the result, [B, T, D]; the experts of each token); replay: as in `route`."""
         D, E, F = x_BTD.shape[-1], self.experts.count, self.experts.width
 
         def kernel(name, shape, axes):
@@ -164,7 +177,10 @@ class ExpertMLP(nn.Module):
             kernel("up", (E, D, F), ("experts", "embed", "mlp")),
             kernel("down", (E, F, D), ("experts", "mlp", "embed")),
         )
-        index, weight, probability = route(logits_BTE.reshape(-1, E), self.experts)
+        replay_Nk = None
+        if replay_BTk is not None:
+            replay_Nk = replay_BTk.reshape(-1, self.experts.chosen)
+        index, weight, probability = route(logits_BTE.reshape(-1, E), self.experts, replay_Nk)
         index_BTk, weight_BTk, probability_BTE = (
             x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight, probability)
         )

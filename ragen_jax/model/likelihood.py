@@ -9,6 +9,7 @@ Axes: B rows, T tokens, N = B * T, D width, V vocabulary, C its chunk, S its sha
 P shards of rows, E predictions of a shard, L positions of a sequence.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -210,17 +211,33 @@ class PackedRows:
     source_PE: Array  # int32, among a shard's B / P * L positions: the one before the token
     target_PE: Array  # int32, the token
     tree: Tree | None = None
+    # int16, the experts of each position in each layer, layer after layer, which the model then
+    # uses; -1: the router chooses. None: it chooses everywhere.
+    experts_BLX: Array | None = None
+
+
+def without_experts(rows: PackedRows) -> PackedRows:
+    """Return the rows as a model that was not sampled from reads them."""
+    return dataclasses.replace(rows, experts_BLX=None)
 
 
 def predicting_states(model: Qwen, params: Params, rows: PackedRows) -> jax.Array:
     """Return the final hidden states from which the tokens are predicted, [P, E, D]."""
-    hidden_BLD, _ = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree)
+    hidden_BLD, _ = model.apply(
+        {"params": params}, rows.tokens_BL, tree=rows.tree, replay_BTX=rows.experts_BLX
+    )
     return _predicting(hidden_BLD, rows)
 
 
 def states_and_routing(model: Qwen, params: Params, rows: PackedRows) -> tuple[jax.Array, Routing]:
     """Return (`predicting_states`, the `Routing` of these positions, [layers, P, E])."""
-    output: Any = model.apply({"params": params}, rows.tokens_BL, tree=rows.tree, keep_routing=True)
+    output: Any = model.apply(
+        {"params": params},
+        rows.tokens_BL,
+        tree=rows.tree,
+        keep_routing=True,
+        replay_BTX=rows.experts_BLX,
+    )
     hidden_BLD, _, routing = output
     of_layers = jax.vmap(lambda x: _predicting(x, rows))
     return _predicting(hidden_BLD, rows), jax.tree.map(of_layers, routing)
@@ -260,7 +277,8 @@ def packed_statistics(
         states, routing = predicting_states(model, params, rows), ()
     other = None
     if reference is not None:
-        other = predicting_states(reference[0], reference[1], rows), head(reference[1])
+        other_rows = rows if reference[0] == model else without_experts(rows)
+        other = predicting_states(*reference, other_rows), head(reference[1])
     found = vocabulary_statistics(
         states, head(params), jnp.asarray(rows.target_PE), temperature, other
     )

@@ -114,12 +114,14 @@ class Block(nn.Module):
         tree: Tree | None,
         kind: jax.Array | int | None,
         segment_kvs: tuple[tuple[KV, KV], ...],
+        replay: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[tuple[KV, KV] | None, Routing | None]]:
         """Run the layer; return (x, (keys and values, each token's experts)).
 
         Args:
           kind_angles: result of `rotary_angles` for each of `ModelConfig.attention_kinds`.
           kind: index of the layer's kind among them; None: there is one.
+          replay: as in `experts.route`, [B, T, k].
         """
         c = self.config
         norm = functools.partial(RMSNorm, c.norm_eps, c.norm_plus_one)
@@ -166,7 +168,7 @@ class Block(nn.Module):
         if c.experts is not None:
             router = Linear((D, c.experts.count), ("embed", "router"), name="router")(h)
             mlp = ExpertMLP(c.experts, c.expert_form, act, name="experts")
-            down, routing = mlp(h, router)
+            down, routing = mlp(h, router, replay)
         else:
             gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
             up = Linear((D, F), ("embed", "mlp"), name="up")(h)
@@ -219,6 +221,7 @@ class Qwen(nn.Module):
         tree: Tree | None = None,
         keep_kv: bool = False,
         keep_routing: bool = False,
+        replay_BTX: jax.Array | None = None,
     ) -> tuple[Any, ...]:
         """Run the layers over new tokens.
 
@@ -235,6 +238,8 @@ class Qwen(nn.Module):
             segments. None: a row of tokens is one sequence.
           keep_kv: whether to return the new tokens' keys and values.
           keep_routing: whether to return the new tokens' experts, in a model that has experts.
+          replay_BTX: int, the experts of each token in each layer, layer after layer, as in
+            `experts.route`; None: the router chooses them.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None), and
@@ -279,7 +284,12 @@ class Qwen(nn.Module):
         if tree is not None and tree.block:
             # With one long row, XLA's CPU backend is a fifth slower.
             block = tree.block
-            x, angles = jax.tree.map(lambda y: y.reshape(-1, block, *y.shape[2:]), (x, angles))
+            x, angles, replay_BTX = jax.tree.map(
+                lambda y: y.reshape(-1, block, *y.shape[2:]), (x, angles, replay_BTX)
+            )
+        replay = None
+        if replay_BTX is not None:  # [L, B, T, k]
+            replay = jnp.moveaxis(replay_BTX.reshape(*x.shape[:2], c.layers, -1), 2, 0)
         rows = tuple(
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments
@@ -307,6 +317,7 @@ class Qwen(nn.Module):
                     *(x, angles, rows, keep_kv, tree),
                     kind_of[layer] if mixed else None,
                     memory,
+                    None if replay is None else replay[layer],
                 )
                 layer_kvs.append(kv)
                 layer_routing.append(routing)
@@ -329,12 +340,14 @@ class Qwen(nn.Module):
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0, of_layers),
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast, 0, of_layers, 0),
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             kinds = jnp.array(kind_of, jnp.int32) if mixed else None
-            x, (kv, routing) = layers(c, name="layers")(x, angles, rows, keep_kv, tree, kinds, kvs)
+            x, (kv, routing) = layers(c, name="layers")(
+                x, angles, rows, keep_kv, tree, kinds, kvs, replay
+            )
         x = RMSNorm(c.norm_eps, c.norm_plus_one, name="final_norm")(x)
         x = x.reshape(*tokens_BT.shape, c.width)
         if not keep_routing:
@@ -343,15 +356,22 @@ class Qwen(nn.Module):
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
 
-def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str, platform: str) -> Qwen:
+def with_cache(
+    model: Qwen, *, cache_dtype: str, cache_kernel: str, platform: str, keep_experts: bool = False
+) -> Qwen:
     """Return the model with these fields of `ModelConfig`, for sampling.
 
     Args:
       platform: of the devices that sample, "cpu", "gpu" or "tpu".
 
     Raises:
-      ValueError: the kernel does not read the model's heads or its windowed layers.
+      ValueError: the kernel does not read the model's heads or its windowed layers, or experts of a
+        model that has none.
     """
+    if keep_experts and model.config.experts is None:
+        raise ValueError(
+            "config.rollout.replay_experts is True, but the model has no experts; set it to False"
+        )
     if cache_kernel == "pages" and (expected := unread_heads(model.config.head_dim, platform)):
         raise ValueError(
             f"config.rollout.cache_kernel is 'pages', but the model's heads have "
@@ -362,7 +382,12 @@ def with_cache(model: Qwen, *, cache_dtype: str, cache_kernel: str, platform: st
             "config.rollout.cache_kernel is 'pages', which reads all positions, but the model has "
             "windowed layers; set it to xla"
         )
-    config = dataclasses.replace(model.config, cache_dtype=cache_dtype, cache_kernel=cache_kernel)
+    config = dataclasses.replace(
+        model.config,
+        cache_dtype=cache_dtype,
+        cache_kernel=cache_kernel,
+        keep_experts=keep_experts,
+    )
     return model if config == model.config else Qwen(config)
 
 

@@ -84,6 +84,7 @@ class ModelConfig:
     # "model": keys and values have `dtype`; "int8": they are rounded (quantised.py), for sampling
     cache_dtype: str = "model"
     cache_kernel: str = "xla"  # "xla", or "pages": page_kernel.py for a new token per row
+    keep_experts: bool = False  # whether sampling returns the experts of the tokens that it reads
 
     def __post_init__(self) -> None:
         section = self.mrope_section

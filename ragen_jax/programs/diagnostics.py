@@ -137,7 +137,7 @@ def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterato
     shapes = group_shapes(run, config, at)
     of_group = shapes.grouping.micro_batches
     types = {"logp": "f4", "advantage": "f4", "mask": "f4"}
-    pieces = micro_batch_structs(run, shapes, groups, of_group, **types)
+    pieces = micro_batch_structs(run, shapes, groups, of_group, replay=True, **types)
     buckets = len(d.gradients_edges) + 1 if d.gradients_edges else d.gradients_buckets
     size = sum(x.size for x in jax.tree.leaves(run.state.params))
     yield program(

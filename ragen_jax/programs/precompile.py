@@ -33,6 +33,7 @@ from ragen_jax.core.progress import begin_count, enter_phase
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.envs.types import HarnessEnvironment
+from ragen_jax.model.attention import Segment
 from ragen_jax.programs.monitor import THREAD, CompileMonitor
 from ragen_jax.programs.rows import expects_trees, plain_shapes
 from ragen_jax.programs.shapes import RunShapes as Shapes
@@ -300,6 +301,10 @@ def _compile_keys(shapes: Shapes, task: "Task", rows: int) -> None:
         episode_keys(task.key, [0] * rows, [0] * rows, 0)
 
 
+def _without_record(segment: Segment) -> Segment:
+    return dataclasses.replace(segment, experts_NTX=None)
+
+
 def _compile_turn(
     shapes: Shapes, task: "Task", prompts: int, rows: int, first: int, sampling: Sampling
 ) -> None:
@@ -313,7 +318,7 @@ def _compile_turn(
     with jax.set_mesh(mesh):
         prefix = None
         if has_prefix(model, task.settings.chat):
-            prefix = compiled(read_prefix, model, policy, prefix_ids)
+            prefix = _without_record(compiled(read_prefix, model, policy, prefix_ids))
             first -= len(prefix_ids)
         tokens = rows_of(prompts, length_bucket(first))
         segment, logits = compiled(prefill, model, policy, tokens, rows_of(prompts), prefix)
@@ -321,7 +326,7 @@ def _compile_turn(
             decode,
             model,
             policy,
-            segment,
+            _without_record(segment),
             logits,
             rows_of(rows, dtype=task.key.dtype),
             rows_of(rows),

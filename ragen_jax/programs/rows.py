@@ -169,7 +169,7 @@ def _largest(
 
 
 def micro_batch_structs(
-    run: RunShapes, shapes: MicroBatchShapes, *leading: int, **types: str
+    run: RunShapes, shapes: MicroBatchShapes, *leading: int, replay: bool, **types: str
 ) -> dict[str, Any]:
     """Return `Struct`s of micro-batches: `packed`, `entry` and rows' arrays of the given dtypes.
 
@@ -177,6 +177,7 @@ def micro_batch_structs(
 
     Args:
       leading: sizes of the axes in front; default: the maximum number of micro-batches.
+      replay: whether the rows hold the experts that sampling used, if the run keeps them.
     """
     sizes, grouping = shapes.sizes, shapes.grouping
     leading = leading or (grouping.micro_batches,)
@@ -200,5 +201,8 @@ def micro_batch_structs(
     arrays = {name: struct(R, width, dtype=dtype) for name, dtype in types.items()}
     if "mask" in arrays:
         arrays["weights"] = Weights(arrays["mask"], arrays["mask"])
-    packed = PackedRows(tokens, struct(P, E), struct(P, E), tree)
+    experts, of = None, run.sampler.config
+    if replay and of.keep_experts and of.experts is not None:
+        experts = struct(*tokens.shape[-2:], of.layers * of.experts.chosen, dtype="int16")
+    packed = PackedRows(tokens, struct(P, E), struct(P, E), tree, experts)
     return {"packed": packed, "entry": struct(R, width), **arrays}

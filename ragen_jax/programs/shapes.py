@@ -308,6 +308,7 @@ class RunShapes:
             cache_dtype=rollout.cache_dtype,
             cache_kernel=rollout.cache_kernel,
             platform=self.sampling_mesh.devices.flat[0].platform,
+            keep_experts=rollout.replay_experts,
         )
 
 

@@ -333,7 +333,7 @@ def training_programs(
             "critic",
             critic_gradient,
             *(build_value_loss(c), critic.params, critic.params if start else None),
-            micro_batch_structs(run, update, mask="f4", value="f4", target="f4"),
+            micro_batch_structs(run, update, replay=False, mask="f4", value="f4", target="f4"),
             *(host(()), host((), jnp.float32)),
             resident=resident,
             trained=critic,
@@ -370,6 +370,7 @@ def training_programs(
         micro_batch_structs(
             run,
             update,
+            replay=True,
             **{"mask": "f4", "logp": "f4", "advantage": "f4"},
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
@@ -481,6 +482,7 @@ def _read(
     model: Qwen | None = None,
 ) -> Program:
     """Return the `Program` of a pass over micro-batches; model: None for the policy's."""
+    replay = function is passes.statistics and model is None
     return program(
         name,
         run.mesh,
@@ -488,7 +490,7 @@ def _read(
         function,
         model or run.model,
         params,
-        micro_batch_structs(run, shapes)["packed"],
+        micro_batch_structs(run, shapes, replay=replay)["packed"],
         host(()),
         extra,
         resident=(resident, _resident_copy(run)),

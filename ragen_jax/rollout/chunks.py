@@ -32,13 +32,14 @@ from ragen_jax.model.attention import Layers, Segment, write
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import token_positions
+from ragen_jax.rollout.routes import no_experts, put_experts
 from ragen_jax.rollout.sample import (
     DecodeSettings,
     choose,
     empty_reply,
-    hidden_and_kv,
     noise,
     put,
+    read_tokens,
 )
 
 Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
@@ -63,7 +64,7 @@ def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Pag
     """Return a page of zeros with room for `positions` tokens in each of `rows` rows."""
     plain = Qwen(dataclasses.replace(model.config, attention="xla"))
     tokens = jnp.zeros((rows, positions), jnp.int32)
-    _, kv = jax.eval_shape(functools.partial(hidden_and_kv, plain), params, tokens)
+    _, kv, _ = jax.eval_shape(functools.partial(read_tokens, plain), params, tokens)
     return _lay_out(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kv))
 
 
@@ -90,8 +91,8 @@ def read(
     start_R: jax.Array,
     tokens_RE: jax.Array,
     shift_R: jax.Array | None = None,
-) -> Page:
-    """Return the keys and values of new tokens that follow the cached tokens of some rows.
+) -> tuple[Page, jax.Array | None]:
+    """Read new tokens that follow the cached tokens of some rows.
 
     Args:
       pages: [] if all rows start from nothing.
@@ -100,11 +101,15 @@ def read(
       tokens_RE: int32, right-padded.
       shift_R: int32, with images: position of the first new token minus start_R
         (`ImageTable.shift`).
+
+    Returns:
+      (keys and values of the new tokens, their `Segment.experts_NTX`).
     """
     position_R = start_R if shift_R is None else start_R + shift_R
     position_RE = token_positions(params, tokens_RE, position_R)
     memory = _memory(pages, start_R, rows_R)
-    return _lay_out(hidden_and_kv(model, params, tokens_RE, position_RE, memory)[1])
+    _, kv, experts = read_tokens(model, params, tokens_RE, position_RE, memory)
+    return _lay_out(kv), _by_row(experts)
 
 
 @functools.partial(jax.jit, donate_argnames=("page",))
@@ -148,7 +153,7 @@ def decode_chunk(
     temperature: jax.Array,
     *,
     settings: DecodeSettings,
-) -> tuple[Page, jax.Array, jax.Array, jax.Array]:
+) -> tuple[Page, jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Sample up to `settings.max_tokens` tokens of each row's reply.
 
     Args:
@@ -157,8 +162,8 @@ def decode_chunk(
 
     Returns:
       (keys and values of the tokens read, to be folded in after length_B; tokens_BC, logp_BC,
-      count_B, as in `Sampled`). The tokens read are `token_B` and all but the last of the `count_B`
-      sampled tokens.
+      count_B, as in `Sampled`; `Segment.experts_NTX` of the tokens read). The tokens read are
+      `token_B` and all but the last of the `count_B` sampled tokens.
     """
     length_B, keys_B = batch.length_B, batch.keys_B
     B, V, C = length_B.shape[0], model.config.vocab_size, settings.max_tokens
@@ -166,12 +171,13 @@ def decode_chunk(
     position_B = length_B if batch.shift_B is None else length_B + batch.shift_B
 
     def body(carry):
-        index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B, state_B = carry
+        index, token_B, done_B, *read, tokens_BC, logp_BC, count_B, state_B = carry
+        reply_k, reply_v, kept = read
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index, jnp.int32))
         position_B1 = (position_B + index)[:, None]
-        new = hidden_and_kv(model, params, token_B[:, None], position_B1, (*memory, reply))
-        hidden, (k, v) = new
-        reply_k, reply_v = put(reply_k, k, index), put(reply_v, v, index)
+        new = read_tokens(model, params, token_B[:, None], position_B1, (*memory, reply))
+        hidden, (k, v), experts = new
+        read = put(reply_k, k, index), put(reply_v, v, index), put_experts(kept, experts, index)
         logits_BV = output_logits(params, hidden[:, 0]) / temperature
         scaled_BV = settings.filter_logits(logits_BV)
         drawn, logp_B = choose(scaled_BV, noise(keys_B, batch.drawn_B + index, V))
@@ -182,7 +188,7 @@ def decode_chunk(
         done_B = done_B | stops_B | (index + 1 >= batch.budget_B)
         tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], index, axis=1)
         logp_BC = jax.lax.dynamic_update_slice_in_dim(logp_BC, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B, state_B
+        return index + 1, token_B, done_B, *read, tokens_BC, logp_BC, count_B, state_B
 
     k, v = pages[0]
     carry = (
@@ -191,19 +197,25 @@ def decode_chunk(
         batch.budget_B <= 0,
         empty_reply(k, B, C),
         empty_reply(v, B, C),
+        no_experts(model, B, C),
         jnp.zeros((B, C), jnp.int32),
         jnp.zeros((B, C), jnp.float32),
         jnp.zeros(B, jnp.int32),
         jnp.zeros(B, jnp.int32) if batch.stop_B is None else batch.stop_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < C) & ~c[2].all(), body, carry)
-    *_, reply_k, reply_v, tokens_BC, logp_BC, count_B, _ = carry
+    *_, reply_k, reply_v, kept, tokens_BC, logp_BC, count_B, _ = carry
     return (
         _lay_out((reply_k, reply_v)),
         constrain(tokens_BC, "rows", None),
         constrain(logp_BC, "rows", None),
         constrain(count_B, "rows"),
+        _by_row(kept),
     )
+
+
+def _by_row(experts_NTX: jax.Array | None) -> jax.Array | None:
+    return None if experts_NTX is None else constrain(experts_NTX, "rows", None, None)
 
 
 def _lay_out(page: Page) -> Page:

@@ -25,6 +25,7 @@ from ragen_jax.rollout.env_calls import (
     StepResult,
     act,
 )
+from ragen_jax.rollout.routes import new_part
 from ragen_jax.rollout.sample import DecodeSettings
 from ragen_jax.rollout.stops import Stops
 
@@ -80,6 +81,7 @@ class PlaySettings:
     chunk: int = 0  # tokens decoded between two checks for finished replies
     cache_dtype: str = "model"  # these two: see `ModelConfig`
     cache_kernel: str = "xla"
+    replay_experts: bool = False  # whether turns carry the experts of their tokens (routes.py)
     # Length of first prompts, in tokens, from which slots compute the size of their cache. It is
     # fixed so that every rollout of a run has the same programs; 0: the longest first prompt.
     first_prompt: int = 0
@@ -105,6 +107,7 @@ class Play:
     success: bool = False
     over: bool = False
     left_out: int = 0  # as in `Episode`
+    experts: np.ndarray | None = None  # int16 [T, X], of the tokens that sampling has read last
 
 
 def start_plays(
@@ -273,5 +276,6 @@ def act_on(
                 info=result.info,
                 images=images,
                 spans=play.spans,
+                experts=new_part(play.turns, play.prompt, play.experts),
             )
         )

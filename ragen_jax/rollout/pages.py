@@ -73,6 +73,8 @@ class PendingRead:
     start: int  # number of cached tokens to keep
     tokens: np.ndarray  # int32, the new tokens
     shift: int = 0  # `ImageTable.shift` of the first `start` tokens
+    # int16 [T, X] each, the experts of the tokens read so far, if they are kept
+    experts: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 def cache_sizes(
@@ -184,8 +186,13 @@ class Cache:
             shown = self.images.attach(self.params, tokens)
             # Without images the program has no such argument.
             shifts = () if self.images.tower is None else (place_rows(shift_R),)
-            new = read(self.model, shown, history, rows_R, start_R, tokens_RE, *shifts)
+            new, experts = read(self.model, shown, history, rows_R, start_R, tokens_RE, *shifts)
             self._fold(new, start_R, count_R, reader_B, -least, end)
+            if experts is not None:
+                experts_RTX = read_rows(experts)
+                for shard, part in enumerate(queues):
+                    for row, n in enumerate(part[:R]):
+                        n.experts.append(experts_RTX[shard * R + row, : count[id(n)]])
             queues = [[n for n in part if len(n.tokens)] for part in queues]
             for part in queues:
                 part.sort(key=lambda n: -len(n.tokens))
@@ -196,7 +203,7 @@ class Cache:
         sampling: Sampling,
         stop_ids: tuple[int, ...],
         stops: Stops | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
         """Decode a chunk of every running reply.
 
         Args:
@@ -204,7 +211,8 @@ class Cache:
             mesh in use.
 
         Returns:
-          (tokens_BC, logp_BC, count_B), or None if no reply is running in any process.
+          (tokens_BC, logp_BC, count_B, experts_BCX of the tokens read, if they are kept), or None
+          if no reply is running in any process.
         """
         chunk = self.sizes.chunk
         running_B = batch.budget_B > 0
@@ -227,7 +235,7 @@ class Cache:
             shift_B=None if batch.shift_B is None else place_rows(np.asarray(batch.shift_B)),
             stop_B=None if batch.stop_B is None else place_rows(np.asarray(batch.stop_B)),
         )
-        new, tokens_BC, logp_BC, count_B = decode_chunk(
+        new, tokens_BC, logp_BC, count_B, experts = decode_chunk(
             self.model,
             self.params,
             self.pages[: self._needed(max(longest, 1))],
@@ -237,7 +245,8 @@ class Cache:
         )
         each = place_rows(np.tile(np.arange(self.rows, dtype=np.int32), self.shards))
         self._fold(new, placed.length_B, count_B, each, -least, end)
-        return read_rows(tokens_BC), read_rows(logp_BC), read_rows(count_B)
+        experts_BCX = None if experts is None else read_rows(experts)
+        return read_rows(tokens_BC), read_rows(logp_BC), read_rows(count_B), experts_BCX
 
     def _fold(
         self,

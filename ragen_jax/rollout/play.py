@@ -41,6 +41,7 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
+from ragen_jax.rollout.routes import join
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill, read_prefix
 from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.rollout.wire import from_bytes, to_bytes
@@ -82,11 +83,13 @@ def rollout(
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
     (device, *_) = jax.tree.leaves(params)[0].devices()
+    harness = isinstance(settings.environment, HarnessEnvironment)
     model = with_cache(
         model,
         cache_dtype=settings.cache_dtype,
         cache_kernel=settings.cache_kernel,
         platform=device.platform,
+        keep_experts=settings.replay_experts and not harness,
     )
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets
     limits = settings.limits
@@ -108,6 +111,7 @@ def rollout(
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
     cache: Cache | None = None
     prefix: Segment | None = None
+    common: np.ndarray | None = None  # the experts of the prefix
     room = Room(model.config.max_positions, budgets.max_new_tokens)
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
@@ -130,13 +134,18 @@ def rollout(
         seen = chat.images.attach(params, *(play.prompt for play in begun))
         if (fresh or cache is None) and prefix is None and has_prefix(model, chat):
             prefix = read_prefix(model, params, chat.prefix_ids)
+            if model.config.keep_experts:
+                common = np.asarray(prefix.experts_NTX)[0]
+                prefix = dataclasses.replace(prefix, experts_NTX=None)
         if turn == 0 and len(plays) % shard_count == 0:
             segment, logits = _read_groups(model, seen, plays[::group_size], group_size, prefix)
         elif fresh or cache is None:
             segment, logits = _read(model, seen, placed, longest, prefix)
         else:
             segment, logits = _continue(model, seen, cache, placed, longest, new)
-
+        if model.config.keep_experts:
+            later = bool(turn) and not fresh and cache is not None
+            segment = _note_prompts(segment, placed, common, later=later)
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
             model, params, segment, logits, placed, turn, key, settings
         )
@@ -145,6 +154,8 @@ def rollout(
             for row, play in enumerate(placed)
             if play is not None
         ]
+        if model.config.keep_experts:
+            reply = _note_replies(reply, placed, count_B)
         act_on(replies, environment, chat, budgets.max_actions, limits, clock)
         cache = segment, reply, placed
         count(sum(play.over for play in plays))
@@ -200,6 +211,36 @@ def _sample_replies(
     )
     tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
     return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply
+
+
+def _note_prompts(
+    segment: Segment, placed: Rows, common: np.ndarray | None, *, later: bool
+) -> Segment:
+    """Give each play the experts of the tokens read for its prompt; return the cache without them.
+
+    Args:
+      common: the experts of the tokens that all first prompts begin with, or None.
+      later: whether the tokens continue those of which the play has a record.
+    """
+    assert segment.experts_NTX is not None
+    experts_NTX = read_rows(segment.experts_NTX)
+    members = len(placed) // len(experts_NTX)
+    for row, play in enumerate(placed):
+        if play is not None:
+            before = play.experts if later else common
+            left = len(play.prompt) - (0 if before is None else len(before))
+            play.experts = join(before, experts_NTX[row // members, :left])
+    return dataclasses.replace(segment, experts_NTX=None)
+
+
+def _note_replies(reply: Segment, placed: Rows, count_B: np.ndarray) -> Segment:
+    """Give each play the experts of its reply; return the cache of the reply without them."""
+    assert reply.experts_NTX is not None
+    experts_BTX = read_rows(reply.experts_NTX)
+    for row, play in enumerate(placed):
+        if play is not None:
+            play.experts = join(play.experts, experts_BTX[row, : count_B[row] - 1])
+    return dataclasses.replace(reply, experts_NTX=None)
 
 
 def _everyone(episodes: list[Episode]) -> list[Episode]:

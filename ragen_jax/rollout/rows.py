@@ -14,6 +14,7 @@ from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.rollout.chunks import DecodeBatch
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.rollout.pages import Cache, PendingRead
+from ragen_jax.rollout.routes import join
 from ragen_jax.rollout.stops import Stops
 
 NOTHING = np.zeros(0, np.int32)
@@ -32,6 +33,15 @@ class Row:
     stop_state: int = 0  # state of the stop strings after the sampled tokens
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
+    # int16 [T, X], the experts of the tokens in the cache, if they are kept, without those of
+    # `reading`, which come next
+    experts: np.ndarray | None = None
+    reading: PendingRead | None = None
+
+    def note_experts(self, new: np.ndarray) -> None:
+        """Append the experts of the tokens of a chunk to the record."""
+        read = [] if self.reading is None else self.reading.experts
+        self.experts, self.reading = join(self.experts, *read, new), None
 
 
 SomeRow = TypeVar("SomeRow", bound=Row)
@@ -64,16 +74,21 @@ def begin_replies(
         row.stop_state = 0
         row.shift = images.shift(before)
         shard, place = divmod(index, cache.rows)
-        if start == len(before):
-            continue
-        if cache.sizes.pieces[-1] >= len(before) and (
+        if start < len(before) <= cache.sizes.pieces[-1] and (
             cache.sizes.piece(len(before)) == cache.sizes.piece(len(before) - start)
         ):
             start = 0  # reading all is as fast, since there is no cache to attend to
+        row.reading = None
+        if row.experts is not None:
+            row.experts = row.experts[:start]
+        if start == len(before):
+            continue
         if start == 0 and (shard, before.tobytes()) in same:
-            same[shard, before.tobytes()].rows.append(place)
+            row.reading = same[shard, before.tobytes()]
+            row.reading.rows.append(place)
             continue
         found = PendingRead([place], start, before[start:], images.shift(before[:start]))
+        row.reading = found
         news[shard].append(found)
         if start == 0:
             same[shard, before.tobytes()] = found
@@ -117,11 +132,16 @@ def decode_rows(
     if found is None:
         return []
     stopped = []
-    for row, tokens_C, logp_C, count in zip(rows, *found, strict=True):
+    tokens_BC, logp_BC, count_B, experts_BCX = found
+    for index, (row, tokens_C, logp_C, count) in enumerate(
+        zip(rows, tokens_BC, logp_BC, count_B, strict=True)
+    ):
         if not row.tokens_left:
             continue
         new, last = tokens_C[:count], int(tokens_C[count - 1])
         row.cached_ids = np.concatenate([row.cached_ids, [row.token], new[:-1]]).astype(np.int32)
+        if experts_BCX is not None:
+            row.note_experts(experts_BCX[index, :count])
         row.sampled = np.concatenate([row.sampled, new])
         row.logp = np.concatenate([row.logp, logp_C[:count]])
         row.token = last

@@ -31,6 +31,7 @@ from ragen_jax.model.attention import Layers, Segment, append, prepend
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
+from ragen_jax.rollout.routes import by_token, no_experts, put_experts
 from ragen_jax.rollout.stops import Stops
 
 
@@ -154,8 +155,9 @@ def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) ->
 @functools.partial(jax.jit, static_argnames="model")
 def read_prefix(model: Qwen, params: Params, tokens_P: jax.Array) -> Segment:
     """Return the cache of tokens that all prompts begin with, without images: one row."""
-    _, (k, v) = hidden_and_kv(model, params, tokens_P[None])
-    return lay_out(Segment(k=k, v=v, length_N=jnp.full(1, tokens_P.shape[0], jnp.int32)))
+    _, (k, v), experts = read_tokens(model, params, tokens_P[None])
+    segment = Segment(k=k, v=v, length_N=jnp.full(1, tokens_P.shape[0], jnp.int32))
+    return lay_out(dataclasses.replace(segment, experts_NTX=experts))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members"))
@@ -181,14 +183,17 @@ def prefill(
     if prefix is not None:
         start_N = jnp.broadcast_to(prefix.length_N, length_N.shape)
         memory = token_positions(params, tokens_NP, start_N), (prefix,)
-    _, (k, v) = hidden_and_kv(model, params, tokens_NP, *memory)
+    _, (k, v), experts = read_tokens(model, params, tokens_NP, *memory)
     last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
-    next_N = next_positions(params, tokens_NP, length_N, start_N)
+    next_N, count_N = next_positions(params, tokens_NP, length_N, start_N), length_N
     if prefix is not None:
         k, v = prepend(prefix, k, v)
         length_N = prefix.length_N + length_N
     before = Segment(k=k, v=v, length_N=length_N - 1)
-    hidden, _ = model.apply({"params": params}, last_N1, (next_N - 1)[:, None], (before,))
+    hidden, experts = _read_last(
+        model, params, experts, count_N, last_N1, (next_N - 1)[:, None], (before,)
+    )
+    before = dataclasses.replace(before, experts_NTX=experts)
     segment = _cache_of(params, before, length_N, next_N)
     logits_NV = output_logits(params, hidden[:, 0])
     if members > 1:
@@ -199,6 +204,7 @@ def prefill(
                 k=jax.tree.map(repeat, segment.k),
                 v=jax.tree.map(repeat, segment.v),
                 length_N=length_N,
+                experts_NTX=None if experts is None else jnp.repeat(experts, members, axis=0),
             ),
             *(jnp.repeat(x, members) for x in (length_N, next_N)),
         )
@@ -206,12 +212,35 @@ def prefill(
     return lay_out(segment), constrain(logits_NV, "rows", "vocab")
 
 
-def hidden_and_kv(
+def read_tokens(
     model: Qwen, params: Params, *args: Any
-) -> tuple[jax.Array, tuple[Layers, Layers]]:
-    """Run the model on new tokens and return (hidden states, (keys, values)); args: of `Qwen`."""
-    output: Any = model.apply({"params": params}, *args, keep_kv=True)
-    return output
+) -> tuple[jax.Array, tuple[Layers, Layers], jax.Array | None]:
+    """Run the model on new tokens; args: of `Qwen`.
+
+    Returns:
+      (hidden states, (keys, values), `Segment.experts_NTX` if the model keeps them, else None).
+    """
+    keep = model.config.keep_experts
+    output: Any = model.apply({"params": params}, *args, keep_kv=True, keep_routing=keep)
+    hidden, kv, *routing = output
+    return hidden, kv, by_token(routing[0]) if keep else None
+
+
+def _read_last(
+    model: Qwen, params: Params, experts_NTX: jax.Array | None, count_N: jax.Array, *args: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Run the last of each row's `count_N` new tokens again.
+
+    Returns:
+      (hidden states, the experts of the new tokens with those of this pass for the last).
+    """
+    if experts_NTX is None:
+        hidden, _ = model.apply({"params": params}, *args)
+        return hidden, None
+    output: Any = model.apply({"params": params}, *args, keep_routing=True)
+    hidden, _, routing = output
+    last_N = jnp.arange(experts_NTX.shape[0]), count_N - 1
+    return hidden, experts_NTX.at[last_N].set(by_token(routing)[:, 0])
 
 
 def _cache_of(params: Params, segment: Segment, length_N: jax.Array, next_N: jax.Array) -> Segment:
@@ -229,12 +258,13 @@ def lay_out(segment: Segment) -> Segment:
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 
-    next_N = segment.next_position_N
+    next_N, experts = segment.next_position_N, segment.experts_NTX
     return Segment(
         k=jax.tree.map(cache, segment.k),
         v=jax.tree.map(cache, segment.v),
         length_N=constrain(segment.length_N, "rows"),
         next_position_N=None if next_N is None else constrain(next_N, "rows"),
+        experts_NTX=None if experts is None else constrain(experts, "rows", None, None),
     )
 
 
@@ -268,15 +298,18 @@ def extend(
     start_B = history.next_N + count_reply_B
     history = by_shard(grow, history, k, v, count_reply_B)
     position_BE = token_positions(params, tokens_BE, start_B)
-    _, (k, v) = hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
+    _, (k, v), experts = read_tokens(model, params, tokens_BE, position_BE, (history,))
     history = by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run separately.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = dataclasses.replace(history, length_N=history.length_N - 1)
     next_B = next_positions(params, tokens_BE, count_B, start_B)
-    hidden, _ = model.apply({"params": params}, last_B1, next_B[:, None] - 1, (before,))
+    hidden, experts = _read_last(
+        model, params, experts, count_B, last_B1, next_B[:, None] - 1, (before,)
+    )
     logits_BV = output_logits(params, hidden[:, 0])
     history = _cache_of(params, history, history.length_N, next_B)
+    history = dataclasses.replace(history, experts_NTX=experts)
     return lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
@@ -333,18 +366,20 @@ def decode(
         return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, state_B
 
     def body(carry):
-        index, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B, state_B = carry
+        index, token_B, done_B, *memory, tokens_BT, logp_BT, count_B, state_B = carry
+        reply_k, reply_v, kept = memory
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
-        hidden, (k, v) = hidden_and_kv(
+        hidden, (k, v), experts = read_tokens(
             model, params, token_B[:, None], (start_B + index - 1)[:, None], (segment, reply)
         )
         reply_k, reply_v = put(reply_k, k, index - 1), put(reply_v, v, index - 1)
+        memory = reply_k, reply_v, put_experts(kept, experts, index - 1)
         count_B = count_B + ~done_B
         logits_BV = output_logits(params, hidden[:, 0])
         token_B, logp_B, done_B, state_B = draw(index, logits_BV, done_B, state_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
         logp_BT = jax.lax.dynamic_update_slice_in_dim(logp_BT, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B, state_B
+        return index + 1, token_B, done_B, *memory, tokens_BT, logp_BT, count_B, state_B
 
     done_B = budget_B <= 0
     count_B = (~done_B).astype(jnp.int32)
@@ -356,14 +391,16 @@ def decode(
         done_B,
         empty_reply(segment.k, B, T),
         empty_reply(segment.v, B, T),
+        no_experts(model, B, T),
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,
         state_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
-    _, _, _, reply_k, reply_v, tokens_BT, logp_BT, count_B, _ = carry
-    reply = Segment(k=reply_k, v=reply_v, length_N=jnp.maximum(count_B - 1, 0))
+    _, _, _, reply_k, reply_v, kept, tokens_BT, logp_BT, count_B, _ = carry
+    length_B = jnp.maximum(count_B - 1, 0)
+    reply = Segment(k=reply_k, v=reply_v, length_N=length_B, experts_NTX=kept)
     return Sampled(
         tokens_BT=constrain(tokens_BT, "rows", None),
         logp_BT=constrain(logp_BT, "rows", None),

@@ -94,6 +94,8 @@ def play_in_slots(
         return _decode(cache, table, chat, key=key, sampling=settings.sampling)
 
     def act(stopped):
+        for slot in stopped:
+            slot.play.experts = slot.experts
         replies = [(slot.play, slot.sampled, slot.logp) for slot in stopped]
         act_on(replies, settings.environment, chat, budgets.max_actions, limits, clock)
 

@@ -1,6 +1,6 @@
 """Serialize episodes to send them to other processes: text and numbers, no code.
 
-The arrays of all turns are concatenated into three arrays of an npz file. The pixels of images are
+The arrays of all turns are concatenated by kind, in an npz file. The pixels of images are
 concatenated in the same way; an image that several turns show is stored once. The rest is JSON.
 """
 
@@ -25,6 +25,8 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
         name: np.concatenate([np.zeros(0, dtype), *(getattr(turn, name) for turn in turns)])
         for name, dtype in ARRAYS.items()
     }
+    kept = [turn.experts for turn in turns if turn.experts is not None]
+    arrays["experts"] = np.concatenate(kept) if kept else np.zeros((0, 0), np.int16)
     # (shape, pixels) of an image -> its number; members of a group share many images.
     images: dict[tuple[tuple[int, ...], bytes], int] = {}
     records = [
@@ -44,16 +46,18 @@ def from_bytes(data: bytes) -> list[Episode]:
     """Return the episodes that `to_bytes` serialized."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         records = json.loads(file["text"].tobytes())
-        arrays = {name: file[name] for name in ARRAYS}
+        arrays = {name: file[name] for name in (*ARRAYS, "experts")}
         sizes, pixels = file["sizes"], file["pixels"]
     images, end = [], 0
     for height, width in sizes.tolist():
         start, end = end, end + 3 * height * width
         images.append(pixels[start:end].reshape(height, width, 3))
-    ends = dict.fromkeys(ARRAYS, 0)
+    ends = dict.fromkeys(arrays, 0)
     for episode in records:
         for turn in episode["turns"]:
-            for name in ARRAYS:
+            for name in arrays:
+                if turn[name] is None:
+                    continue
                 start, ends[name] = ends[name], ends[name] + turn[name]
                 turn[name] = arrays[name][start : ends[name]].copy()
             turn |= {name: tuple(turn[name]) for name in TUPLES}
@@ -70,7 +74,9 @@ def _turn_fields(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -
     """
     numbers = [images.setdefault((x.shape, x.tobytes()), len(images)) for x in turn.images]
     lengths = {name: len(getattr(turn, name)) for name in ARRAYS}
-    return _fields(turn, *ARRAYS, "images") | lengths | {"images": numbers}
+    experts = None if turn.experts is None else len(turn.experts)
+    others = lengths | {"images": numbers, "experts": experts}
+    return _fields(turn, *others) | others
 
 
 def _fields(of: Episode | Turn, *without: str) -> dict[str, Any]:

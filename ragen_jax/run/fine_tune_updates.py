@@ -142,7 +142,7 @@ def batch_rows(rows: int, batch: int, seed: int, update: int) -> np.ndarray:
 
 
 def _take(batch: Batch, rows: np.ndarray) -> Batch:
-    return dataclasses.replace(batch, **{name: x[rows] for name, x in vars(batch).items()})
+    return dataclasses.replace(batch, **{name: x[rows] for name, x in batch.arrays.items()})
 
 
 def _update(

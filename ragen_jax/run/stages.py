@@ -170,7 +170,8 @@ def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
     """Return the rows and outcomes of the episodes that a step learns from.
 
     Returns:
-      (`Batch` with rewards, padded to per_task.step_rows, `Outcomes`, collect/* metrics).
+      (`Batch` with rewards, padded to per_task.step_rows, `Outcomes`, collect/* metrics, and with
+      rollout.replay_experts rollout/not_replayed, the episodes without a record of experts).
     """
     episodes, (first, *_) = played.selected, run.tasks
     penalty_G = np.concatenate([np.full(t.groups, t.penalties.format_penalty) for t in run.tasks])
@@ -186,7 +187,11 @@ def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
         broken_GK=broken_episodes(episodes),
         task_return_GK=sum_turns([[turn.reward for turn in e.turns] for e in episodes], episodes),
     )
-    metrics = {}
+    metrics: Metrics = {}
+    if first.settings.replay_experts:
+        metrics["rollout/not_replayed"] = sum(
+            any(turn.experts is None for turn in episode.turns) for episode in episodes
+        )
     if first.collecting.max_rounds > 1:
         metrics |= selected_metrics(episodes, return_GK)
         metrics |= measure_each(run.tasks, selected_metrics, episodes, return_GK)

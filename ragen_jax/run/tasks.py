@@ -134,6 +134,7 @@ def _build(
             chunk=config.rollout.chunk,
             cache_dtype=config.rollout.cache_dtype,
             cache_kernel=config.rollout.cache_kernel,
+            replay_experts=config.rollout.replay_experts,
         ),
         heldout_environment=heldout_environment,
         heldout=heldout,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -287,8 +287,9 @@ class Run:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_main_process():
                 path = self.workdir / f"nonfinite_step_{step}.npz"
+                arrays: Any = batch.arrays | {"advantage_BT": credit.advantage_BT}
                 with atomic_open(path, "wb") as file:
-                    np.savez_compressed(file, advantage_BT=credit.advantage_BT, **vars(batch))
+                    np.savez_compressed(file, **arrays)
                 console(f"its batch is in {path}")
         write_events(self.workdir / "events.jsonl", step, fired)
         self.reports.write_if_due(step)

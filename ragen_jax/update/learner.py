@@ -482,7 +482,7 @@ def sampled_entropy(
         statistics,
         learner.model,
         policy,
-        token_rows(batch),
+        token_rows(batch, replay=True),
         rows_B,
         np.float32(learner.loss.temperature),
         _pass_layout(learner, learner.sampling_mesh, micro),
@@ -644,7 +644,7 @@ def _pass(
 ) -> tuple[np.ndarray, ...]:
     """Run `over_rows` with the shapes of an update; model: None for the policy's."""
     layout = _pass_layout(learner, learner.mesh, learner.micro_batch)
-    rows = token_rows(batch)
+    rows = token_rows(batch, replay=function is statistics and model is None)
     return over_rows(function, model or learner.model, params, rows, rows_B, extra, layout)
 
 

@@ -128,6 +128,12 @@ def _plain(piece: Piece, rows: TokenRows, grouping: Grouping) -> PieceArrays:
     ):
         found = np.flatnonzero(read_K)
         source_E[: len(found)], target_E[: len(found)] = found, token_K[found]
+    experts = None
+    if rows.experts_BTX is not None:
+        experts = np.full((N, L, rows.experts_BTX.shape[2]), -1, np.int16)
+        some = min(L, width)
+        experts[real_N, :some] = rows.experts_BTX[row_N[real_N], :some]
+        experts = experts.reshape(A, R, L, -1)
     entry_NW = np.full((N, L + 1), -1, np.int32)
     entry_NW[:, 1:] = np.where(read_XK, np.cumsum(read_XK, axis=1) - 1, -1).reshape(N, L)
     return PieceArrays(
@@ -135,6 +141,7 @@ def _plain(piece: Piece, rows: TokenRows, grouping: Grouping) -> PieceArrays:
             tokens_NW[:, :L].reshape(A, R, L),
             source_XE.reshape(A, P, E),
             target_XE.reshape(A, P, E),
+            experts_BLX=experts,
         ),
         entry_NW.reshape(A, R, L + 1),
         row_N.reshape(A, R),
@@ -153,11 +160,15 @@ def _trees(
     end_XL = np.tile(np.arange(1, L + 1, dtype=np.int32), (X, 1))  # padding reads itself
     source_XE, target_XE = np.zeros((X, E), np.int32), np.zeros((X, E), np.int32)
     entry_XKW, row_XK = np.full((X, K, W), -1, np.int32), np.full((X, K), -1)
-    width = min(W, rows.tokens_BT.shape[1])
+    experts, width = None, min(W, rows.tokens_BT.shape[1])
+    if rows.experts_BTX is not None:
+        experts = np.full((X, L, rows.experts_BTX.shape[2]), -1, np.int16)
     for x, one in enumerate(tree.packed for tree in trees):
         n, e, k = len(one.row_L), len(one.source_E), len(one.bin.rows)
         tokens_XL[x, :n] = rows.tokens_BT[one.row_L, one.depth_L]
         end_XL[x, :n] = one.end_L
+        if experts is not None and rows.experts_BTX is not None:
+            experts[x, :n] = rows.experts_BTX[one.row_L, one.depth_L]
         source_XE[x, :e], target_XE[x, :e] = one.source_E, one.target_E
         entry_XKW[x, :k, :width] = one.entry_RT[:, :width]
         row_XK[x, :k] = one.bin.rows
@@ -172,6 +183,7 @@ def _trees(
             source_XE.reshape(A, P, E),
             target_XE.reshape(A, P, E),
             Tree(end_XL.reshape(A, P, L), block=block, **tree),
+            None if experts is None else experts.reshape(A, P, L, -1),
         ),
         entry_XKW.reshape(A, P * K, W),
         row_XK.reshape(A, P * K),

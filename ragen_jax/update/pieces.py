@@ -29,6 +29,7 @@ class TokenRows:
     tokens_BT: np.ndarray  # int32
     read_BT: np.ndarray  # bool, the tokens whose probabilities are needed; not the first
     parts: int = 8  # padded widths per octave are half of this, at least one
+    experts_BTX: np.ndarray | None = None  # as in `Batch`; None: routers choose them
 
     @functools.cached_property
     def count_B(self) -> np.ndarray:
@@ -49,11 +50,16 @@ class TokenRows:
         return length_bucket(max(int(self.count_B.max(initial=0)), 1), parts=self.parts)
 
 
-def token_rows(batch: Batch) -> TokenRows:
-    """Return a batch's rows, of which the sampled tokens of real rows are needed."""
+def token_rows(batch: Batch, *, replay: bool = False) -> TokenRows:
+    """Return a batch's rows, of which the sampled tokens of real rows are needed.
+
+    Args:
+      replay: whether the experts that sampling used are used again, if there is a record.
+    """
     read_BT = (np.asarray(batch.mask_BT) != 0) & (np.asarray(batch.weight_B) > 0)[:, None]
     read_BT[:, 0] = False
-    return TokenRows(np.asarray(batch.tokens_BT), read_BT)
+    experts_BTX = batch.experts_BTX if replay else None
+    return TokenRows(np.asarray(batch.tokens_BT), read_BT, experts_BTX=experts_BTX)
 
 
 def _last(inside_BT: np.ndarray) -> np.ndarray:

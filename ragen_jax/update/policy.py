@@ -21,7 +21,12 @@ from ragen_jax.core.sharding import replicate
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.experts import balance, load_figures
-from ragen_jax.model.likelihood import entry_weights, packed_statistics, unpack
+from ragen_jax.model.likelihood import (
+    entry_weights,
+    packed_statistics,
+    unpack,
+    without_experts,
+)
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.update import optimize
@@ -218,7 +223,8 @@ class PolicyLoss:
         if exact:
             further["kl"] = loss.kl_coef * self.kl_scale, exact_kl[0]
         elif reference is not None:
-            ref, _ = packed_statistics(*reference, rows, temperature=loss.temperature)
+            others = rows if loss.reference_model is None else without_experts(rows)
+            ref, _ = packed_statistics(*reference, others, temperature=loss.temperature)
             ref_BT = unpack(jax.lax.stop_gradient(ref), piece["entry"])
             kl_BT = losses.kl(logp_BT, ref_BT, loss.kl_kind)
             further["kl"] = loss.kl_coef * self.kl_scale, kl_BT
@@ -318,7 +324,7 @@ def plan_policy(
       bonus_BT: the result of `bonus.entropy_weights`; None: every token gets the entropy bonus.
     """
     return optimize.plan_minibatches(
-        token_rows(batch),
+        token_rows(batch, replay=True),
         {
             "logp": batch.logp_BT,
             "advantage": advantage_BT,

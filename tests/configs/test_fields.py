@@ -31,6 +31,8 @@ ELSEWHERE = {
     "env.max_error_share": "envs/test_contract.py: test_a_run_stops_where_too_much_breaks",
     "rollout.cache_kernel": "preflight/test_preflight.py: "
     "test_the_kernel_for_pages_compiles_without_copies_of_them",
+    "rollout.replay_experts": "rollout/test_routes.py: "
+    "test_every_token_that_is_read_has_its_experts",
     "env.strict_format": "rollout/test_chat.py: test_text_after_an_answer",
     "model.date": "configs/test_fields_start.py: test_model_date",
     "model.path": "configs/test_fields_start.py: test_model_path",
