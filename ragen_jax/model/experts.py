@@ -30,6 +30,9 @@ from ragen_jax.core.sharding import EXPERT, spec
 from ragen_jax.model.shape import Experts
 
 Activation = Callable[[jax.Array], jax.Array]
+# (lora_a [E, inputs, r], lora_b [E, r, outputs]) of gate, up and down, where they have adapters
+Adapters = tuple[tuple[jax.Array, jax.Array] | None, ...]
+NO_ADAPTERS: Adapters = (None, None, None)
 
 
 class Routing(NamedTuple):
@@ -66,6 +69,7 @@ def wide(
     gate_EDF: jax.Array,
     up_EDF: jax.Array,
     down_EFD: jax.Array,
+    adapters: Adapters = NO_ADAPTERS,
     *,
     act: Activation,
 ) -> jax.Array:
@@ -78,12 +82,25 @@ def wide(
     E, D, F = gate_EDF.shape
     chosen_NkE = index_Nk[..., None] == jnp.arange(E)
     weight_NE = jnp.where(chosen_NkE, weight_Nk[..., None], 0.0).sum(1).astype(x_ND.dtype)
-    gate, up = (
-        (x_ND @ w_EDF.swapaxes(0, 1).reshape(D, E * F)).reshape(-1, E, F)
-        for w_EDF in (gate_EDF, up_EDF)
-    )
-    hidden = act(gate) * up * weight_NE[..., None]
-    return hidden.reshape(-1, E * F) @ down_EFD.reshape(E * F, D)
+
+    def of_all(w_EDX):
+        return (x_ND @ w_EDX.swapaxes(0, 1).reshape(D, -1)).reshape(len(x_ND), E, -1)
+
+    def inner(w_EDF, adapter):
+        y_NEF = of_all(w_EDF)
+        if adapter is not None:
+            a_EDr, b_ErF = adapter
+            y_NEF = y_NEF + jnp.einsum("ner,erf->nef", of_all(a_EDr), b_ErF)
+        return y_NEF
+
+    of_gate, of_up, of_down = adapters
+    hidden = act(inner(gate_EDF, of_gate)) * inner(up_EDF, of_up) * weight_NE[..., None]
+    y_ND = hidden.reshape(-1, E * F) @ down_EFD.reshape(E * F, D)
+    if of_down is not None:
+        a_EFr, b_ErD = of_down
+        low_NEr = jnp.einsum("nef,efr->ner", hidden, a_EFr)
+        y_ND = y_ND + low_NEr.reshape(len(x_ND), -1) @ b_ErD.reshape(-1, D)
+    return y_ND
 
 
 def ragged(
@@ -93,6 +110,7 @@ def ragged(
     gate_EDF: jax.Array,
     up_EDF: jax.Array,
     down_EFD: jax.Array,
+    adapters: Adapters = NO_ADAPTERS,
     *,
     act: Activation,
 ) -> jax.Array:
@@ -103,8 +121,18 @@ def ragged(
     order_M = jnp.argsort(expert_M, stable=True)
     count_E = jnp.bincount(expert_M, length=E + 1)[:E].astype(jnp.int32)
     x_MD = x_ND[order_M // k]
-    gate, up = (jax.lax.ragged_dot(x_MD, w_EDF, count_E) for w_EDF in (gate_EDF, up_EDF))
-    y_MD = jax.lax.ragged_dot(act(gate) * up, down_EFD, count_E)
+
+    def product(x_MX, w_EXY, adapter):
+        y_MY = jax.lax.ragged_dot(x_MX, w_EXY, count_E)
+        if adapter is not None:
+            a_EXr, b_ErY = adapter
+            low_Mr = jax.lax.ragged_dot(x_MX, a_EXr, count_E)
+            y_MY = y_MY + jax.lax.ragged_dot(low_Mr, b_ErY, count_E)
+        return y_MY
+
+    of_gate, of_up, of_down = adapters
+    hidden = act(product(x_MD, gate_EDF, of_gate)) * product(x_MD, up_EDF, of_up)
+    y_MD = product(hidden, down_EFD, of_down)
     y_NkD = y_MD[jnp.argsort(order_M)].reshape(N, k, -1)
     y_NkD = jnp.where(here_Nk[..., None], y_NkD, 0)  # after the last group, any value may be
     return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
@@ -172,6 +200,12 @@ class ExpertMLP(nn.Module):
             kernels: jax.Array = self.param(name, init, shape)
             return kernels.astype(x_BTD.dtype)
 
+        def adapter(name):
+            names = [f"{name}_{leaf}" for leaf in ("lora_a", "lora_b")]
+            if not self.has_variable("params", names[0]):
+                return None
+            return tuple(self.get_variable("params", x).astype(x_BTD.dtype) for x in names)
+
         kernels = (
             kernel("gate", (E, D, F), ("experts", "embed", "mlp")),
             kernel("up", (E, D, F), ("experts", "embed", "mlp")),
@@ -180,12 +214,13 @@ class ExpertMLP(nn.Module):
         replay_Nk = None
         if replay_BTk is not None:
             replay_Nk = replay_BTk.reshape(-1, self.experts.chosen)
+        adapters = tuple(map(adapter, ("gate", "up", "down")))
         index, weight, probability = route(logits_BTE.reshape(-1, E), self.experts, replay_Nk)
         index_BTk, weight_BTk, probability_BTE = (
             x.reshape(*x_BTD.shape[:2], -1) for x in (index, weight, probability)
         )
         form = functools.partial(FORMS[self.form], act=self.act)
-        y_BTD = _by_shard(form, x_BTD, index_BTk, weight_BTk, kernels)
+        y_BTD = _by_shard(form, x_BTD, index_BTk, weight_BTk, kernels, adapters)
         return y_BTD, Routing(index_BTk, probability_BTE)
 
 
@@ -195,21 +230,22 @@ def _by_shard(
     index_BTk: jax.Array,
     weight_BTk: jax.Array,
     kernels: tuple[jax.Array, ...],
+    adapters: Adapters,
 ) -> jax.Array:
-    """Return form(tokens, kernels), [B, T, D]; see the module."""
+    """Return form(tokens, kernels, adapters), [B, T, D]; see the module."""
 
-    def run(x_BTD, index_BTk, weight_BTk, kernels):
+    def run(x_BTD, index_BTk, weight_BTk, kernels, adapters):
         flat = (x.reshape(-1, x.shape[-1]) for x in (x_BTD, index_BTk, weight_BTk))
-        return form(*flat, *kernels).reshape(x_BTD.shape)
+        return form(*flat, *kernels, adapters).reshape(x_BTD.shape)
 
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return run(x_BTD, index_BTk, weight_BTk, kernels)
+        return run(x_BTD, index_BTk, weight_BTk, kernels, adapters)
     (rows,) = spec(("rows",), x_BTD.shape[:1], mesh)
     experts, _, hidden = spec(("experts", None, "mlp"), kernels[0].shape, mesh)
     gathers = bool(experts and rows)  # devices with different experts have different rows
 
-    def run_part(x_BTD, index_BTk, weight_BTk, kernels):
+    def run_part(x_BTD, index_BTk, weight_BTk, kernels, adapters):
         tokens = x_BTD, index_BTk, weight_BTk
         if gathers:
             gather = functools.partial(jax.lax.all_gather, axis_name=EXPERT, axis=0, tiled=True)
@@ -217,17 +253,23 @@ def _by_shard(
         x, index, weight = tokens
         if experts:
             index = index - jax.lax.axis_index(EXPERT) * kernels[0].shape[0]
-        y = run(x, index, weight, kernels)
+        y = run(x, index, weight, kernels, adapters)
         y = jax.lax.psum(y, hidden) if hidden else y
         if gathers:
             return jax.lax.psum_scatter(y, EXPERT, scatter_dimension=0, tiled=True)
         return jax.lax.psum(y, EXPERT) if experts else y
 
     wide_in, wide_out = PartitionSpec(experts, None, hidden), PartitionSpec(experts, hidden, None)
-    tokens = PartitionSpec(rows, None, None)
+    tokens, whole = PartitionSpec(rows, None, None), PartitionSpec(experts, None, None)
+    of_adapters = tuple(
+        None if adapter is None else split
+        for adapter, split in zip(
+            adapters, [(whole, wide_in), (whole, wide_in), (wide_out, whole)], strict=True
+        )
+    )
     return jax.shard_map(
         run_part,
-        in_specs=(tokens, tokens, tokens, (wide_in, wide_in, wide_out)),
+        in_specs=(tokens, tokens, tokens, (wide_in, wide_in, wide_out), of_adapters),
         out_specs=tokens,
         check_vma=False,
-    )(x_BTD, index_BTk, weight_BTk, kernels)
+    )(x_BTD, index_BTk, weight_BTk, kernels, adapters)

@@ -6,6 +6,9 @@ shaped like the model's parameters:
 
     {"layers": {"q": {"lora_a": [L, I, r], "lora_b": [L, r, *outputs]}, ...}}
 
+In a mixture of experts, gate, up and down of every expert have adapters, lora_a [L, E, I, r] and
+lora_b [L, E, r, outputs]; its router has none, so that experts are chosen as in the base model.
+
 `attach` puts them next to the kernels, where `qwen.Linear` finds them; `merge` adds them into the
 kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
 adapters never forms a matrix of a kernel's size.
@@ -13,16 +16,17 @@ adapters never forms a matrix of a kernel's size.
 Adapters of a vision tower are a tree of the same form under the key "tower", next to "layers".
 `attach` and `merge` accept it together with the tower's parameters, like the tree of a model.
 
-Axes: L layers, I inputs of a projection (its input axes flattened), r rank.
+Axes: L layers, E experts, I inputs of a projection (its input axes flattened), r rank.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
@@ -30,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 from ragen_jax.core.sharding import has_other_devices, send, within_processes
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf, qwen, weights
-from ragen_jax.model.families import decoder, name_in_memory
+from ragen_jax.model.families import decoder, family_of, name_in_memory
 from ragen_jax.model.families.types import SPLIT
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.vision import tensors as vision_tensors
@@ -42,6 +46,8 @@ PROJECTIONS = {
     if path[-1] == "kernel"
 }
 TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
+EXPERTS = "experts"  # the module that has the last three, of all experts, in a mixture
+OF_EXPERTS = ("gate", "up", "down")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps the model twice
@@ -82,19 +88,17 @@ def init_adapters(
       Adapters (see the module), float32.
 
     Raises:
-      ValueError: an unknown target, no target, a target that the layers do not have, a rank below
-        1, or a model without a tower.
+      ValueError: an unknown target, no target, a rank below 1, or a model without a tower.
     """
     _check_rank(rank)
     targets = check_targets(targets)
-    check_layers(config, targets)
 
     def draw(kernels, first):
         layers = {}
         for target in targets:
             shape = _leaf_shapes(target, kernels[target], rank)
             target_key = jax.random.fold_in(key, first + TARGETS.index(target))
-            deviation = (3 * shape["lora_a"][1]) ** -0.5
+            deviation = (3 * shape["lora_a"][-2]) ** -0.5
             layers[target] = {
                 "lora_a": deviation * jax.random.normal(target_key, shape["lora_a"], jnp.float32),
                 "lora_b": jnp.zeros(shape["lora_b"], jnp.float32),
@@ -128,11 +132,12 @@ def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
     """
     layers = dict(params["layers"])
     for target, pair in _pairs(params, adapters):
-        layers[target] = {
-            **layers[target],
-            "lora_a": pair["lora_a"],
-            "lora_b": scale * pair["lora_b"],
-        }
+        scaled = {"lora_a": pair["lora_a"], "lora_b": scale * pair["lora_b"]}
+        if target in layers:
+            layers[target] = {**layers[target], **scaled}
+        else:
+            own = {f"{target}_{leaf}": x for leaf, x in scaled.items()}
+            layers[EXPERTS] = {**layers[EXPERTS], **own}
     tower = {"tower": {**adapters["tower"], "scale": scale}} if "tower" in adapters else {}
     return {**params, **tower, "layers": layers}
 
@@ -145,13 +150,12 @@ def merge(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
     """
     layers = dict(params["layers"])
     for target, pair in _pairs(params, adapters):
-        kernel, a, b = layers[target]["kernel"], pair["lora_a"], pair["lora_b"]
-        flat = b.reshape(*b.shape[:2], -1)
+        (module, leaf), a, b = _place(target, layers), pair["lora_a"], pair["lora_b"]
+        kernel = layers[module][leaf]
+        flat = b.reshape(*a.shape[:-2], a.shape[-1], -1)
         product = jnp.matmul(a, flat, precision=jax.lax.Precision.HIGHEST).reshape(kernel.shape)
-        layers[target] = {
-            **layers[target],
-            "kernel": (kernel + scale * product).astype(kernel.dtype),
-        }
+        merged = (kernel + scale * product).astype(kernel.dtype)
+        layers[module] = {**layers[module], leaf: merged}
     return {**params, "layers": layers}
 
 
@@ -170,11 +174,12 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
     kernels = param_shardings(qwen.Qwen(config), mesh)["layers"]
     layers = {}
     for target in check_targets(adapters["layers"]):
-        kernel = tuple(kernels[target]["kernel"].spec)
-        split = _first_output(target, len(kernel))
+        module, leaf = _place(target, kernels)
+        kernel = tuple(kernels[module][leaf].spec)
+        split, stacked = _first_output(target, kernel), _stacked(target, kernel)
         # Several input axes are flattened into one, so splitting the first splits that axis.
-        lora_a = PartitionSpec(*kernel[:2], None)
-        lora_b = PartitionSpec(kernel[0], None, *kernel[split:])
+        lora_a = PartitionSpec(*kernel[: stacked + 1], None)
+        lora_b = PartitionSpec(*kernel[:stacked], None, *kernel[split:])
         layers[target] = {
             "lora_a": NamedSharding(mesh, lora_a),
             "lora_b": NamedSharding(mesh, lora_b),
@@ -257,11 +262,14 @@ def save_adapter(
                 raise ValueError(
                     f"adapter {target}/{leaf} has shape {x.shape}; rank {rank} needs {shape}"
                 )
-            out = weights.tensor_shape(SPLIT, shape[1:])
-            names = _names(config, target, leaf)
-            for name, layer in zip(names, weights.on_host(x), strict=True):
+            stacked = _stacked(target, kernel)
+            out = weights.tensor_shape(SPLIT, shape[stacked:])
+            parts = (
+                part for layer in weights.on_host(x) for part in layer.reshape(-1, *shape[stacked:])
+            )
+            for name, part in zip(_names(config, target, leaf), parts, strict=True):
                 name = PREFIX + name_in_memory(name.removeprefix(PREFIX), config)
-                tensors[name] = weights.to_tensor(layer, name, SPLIT, out, "float32")
+                tensors[name] = weights.to_tensor(part, name, SPLIT, out, "float32")
     description = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -329,15 +337,15 @@ def load_adapter(
         if not (directory / name).exists():
             raise ValueError(f"{path} has no {name}; an adapter needs {CONFIG} and {WEIGHTS}")
     rank, alpha, targets = _read_config(directory / CONFIG)
-    check_layers(config, targets)
+    kernels = _kernels(config)
     leaves = {
-        (target, leaf): (_names(config, target, leaf), shape)
+        (target, leaf): (_names(config, target, leaf), shape, _stacked(target, kernels[target]))
         for target in targets
-        for leaf, shape in _leaf_shapes(target, _kernels(config)[target], rank).items()
+        for leaf, shape in _leaf_shapes(target, kernels[target], rank).items()
     }
     want = {
-        name: weights.tensor_shape(SPLIT, shape[1:])
-        for names, shape in leaves.values()
+        name: weights.tensor_shape(SPLIT, shape[stacked:])
+        for names, shape, stacked in leaves.values()
         for name in names
     }
     file = directory / WEIGHTS
@@ -358,8 +366,8 @@ def load_adapter(
         tensors = {PREFIX + name: found for name, found in bare.items()}
         tensors |= {name: opened for name in names if not name.startswith(PREFIX)}
         _check_tensors(file, tensors, want, rank)
-        for (target, leaf), (names, shape) in leaves.items():
-            x = weights.read_part(tensors, names, SPLIT, shape, stacked=1)
+        for (target, leaf), (names, shape, stacked) in leaves.items():
+            x = weights.read_part(tensors, names, SPLIT, shape, stacked=stacked)
             layers[target][leaf] = jnp.array(x, copy=True)  # an update may donate its state
     return {"layers": layers}, rank, alpha, targets
 
@@ -419,10 +427,10 @@ def _check_tensors(
 
 @functools.cache
 def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return {target: shape of its kernel [L, *inputs, *outputs]} of a model."""
+    """Return {target: shape of its kernel, [L, *inputs, *outputs] or of experts} of a model."""
     shapes = {leaf.path: leaf.shape for leaf in weights.plan(config)}
-    paths = {target: ("layers", target, "kernel") for target in TARGETS}
-    return {target: shapes[path] for target, path in paths.items() if path in shapes}
+    modules = {path[1] for path in shapes if path[0] == "layers"}
+    return {target: shapes["layers", *_place(target, modules)] for target in TARGETS}
 
 
 @functools.cache
@@ -438,17 +446,32 @@ def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     return {target: shapes["layers", target, "kernel"] for target in TARGETS}
 
 
-def _first_output(target: str, ndim: int) -> int:
-    """Return the index of the first output axis of a kernel [L, *inputs, *outputs]."""
-    return 2 if PROJECTIONS[target][1] == SPLIT else ndim - 1
+def _place(target: str, modules: Container[str]) -> tuple[str, str]:
+    """Return the (module, leaf) of a target's kernel in a layer with these modules."""
+    return (target, "kernel") if target in modules else (EXPERTS, target)
+
+
+def _stacked(target: str, kernel: tuple[object, ...]) -> int:
+    """Return the number of leading axes, layers or layers and experts, of a target's kernel.
+
+    Args:
+      kernel: its shape, or its split over a mesh.
+    """
+    return 2 if target in OF_EXPERTS and len(kernel) == 4 else 1
+
+
+def _first_output(target: str, kernel: tuple[object, ...]) -> int:
+    """Return the index of the first output axis of a kernel; arguments as in `_stacked`."""
+    inputs = _stacked(target, kernel)
+    return inputs + 1 if PROJECTIONS[target][1] == SPLIT else len(kernel) - 1
 
 
 def _leaf_shapes(target: str, kernel: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a target's leaves, given its kernel's shape."""
-    split = _first_output(target, len(kernel))
+    split, stacked = _first_output(target, kernel), _stacked(target, kernel)
     return {
-        "lora_a": (kernel[0], math.prod(kernel[1:split]), rank),
-        "lora_b": (kernel[0], rank, *kernel[split:]),
+        "lora_a": (*kernel[:stacked], math.prod(kernel[stacked:split]), rank),
+        "lora_b": (*kernel[:stacked], rank, *kernel[split:]),
     }
 
 
@@ -456,10 +479,11 @@ def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Ar
     """Return [(target, {lora_a, lora_b})], checked against the kernels."""
     pairs = []
     for target in check_targets(adapters["layers"]):
-        projection, pair = params["layers"][target], adapters["layers"][target]
-        if "lora_a" in projection:
+        layers, pair = params["layers"], adapters["layers"][target]
+        module, leaf = _place(target, layers)
+        if ("lora_a" if module == target else f"{target}_lora_a") in layers[module]:
             raise ValueError(f"the parameters of {target} already have adapters")
-        kernel, rank = projection["kernel"].shape, pair["lora_a"].shape[-1]
+        kernel, rank = layers[module][leaf].shape, pair["lora_a"].shape[-1]
         for leaf, shape in _leaf_shapes(target, kernel, rank).items():
             if pair[leaf].shape != shape:
                 raise ValueError(
@@ -471,9 +495,16 @@ def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Ar
 
 
 def _names(config: qwen.ModelConfig, target: str, leaf: str) -> list[str]:
-    """Return the tensor names of a leaf's layers, with the prefix used in published files."""
-    name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
-    return [name.format(layer) for layer in range(config.layers)]
+    """Return the tensor names of a leaf's layers, with the prefix used in published files.
+
+    Each expert has its tensors, named like the modules of published files; layer by layer.
+    """
+    kernel = _kernels(config)[target]
+    name = PROJECTIONS[target][0]
+    if _stacked(target, kernel) == 2:
+        name = family_of(config).tensors["layers", EXPERTS, target][0].removesuffix(".weight")
+    name = f"{PREFIX}{name}.{LEAVES[leaf]}"
+    return [name.format(*index) for index in np.ndindex(kernel[: _stacked(target, kernel)])]
 
 
 def _module(target: str) -> str:
@@ -489,21 +520,6 @@ def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
         what = f"unknown targets {', '.join(map(str, unknown))}" if unknown else "no targets"
         raise ValueError(f"{what}; accepted: {', '.join(TARGETS)}")
     return tuple(name for name in TARGETS if name in targets)
-
-
-def check_layers(config: qwen.ModelConfig, targets: Iterable[str]) -> None:
-    """Refuse targets that the model's layers do not have: experts cannot be adapted.
-
-    Raises:
-      ValueError: such a target.
-    """
-    kernels = _kernels(config)
-    missing = [name for name in targets if name not in kernels]
-    if missing:
-        raise ValueError(
-            f"layer 0: mlp {config.kinds[0].mlp!r} has no adapters for the targets "
-            f"{', '.join(missing)}; accepted: {', '.join(kernels)} (model.lora.targets)"
-        )
 
 
 def _check_rank(rank: object) -> None:

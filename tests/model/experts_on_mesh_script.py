@@ -13,6 +13,7 @@ import numpy as np
 from layer_kinds import mixture
 
 from ragen_jax.core.sharding import make_mesh, place_rows
+from ragen_jax.model import lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -32,20 +33,25 @@ def main():
     tokens_BT = rng.integers(0, 40, (ROWS, TOKENS)).astype(np.int32)
     weight_BT = rng.normal(size=(ROWS, TOKENS)).astype(np.float32)
 
-    def run(params, form, tokens_BT, weight_BT):
+    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=lora.TARGETS)
+    adapters = jax.tree.map(
+        lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), adapters
+    )
+
+    def run(params, adapters, form, tokens_BT, weight_BT):
         model = Qwen(dataclasses.replace(config, expert_form=form))
 
-        def total(params):
-            logp_BT = token_logps(model, params, tokens_BT)
+        def total(trained):
+            logp_BT = token_logps(model, lora.attach(*trained, scale=0.5), tokens_BT)
             return (logp_BT * weight_BT).sum(), logp_BT
 
-        gradient, logp_BT = jax.jit(jax.grad(total, has_aux=True))(params)
+        gradient, logp_BT = jax.jit(jax.grad(total, has_aux=True))((params, adapters))
         return jax.device_get((gradient, logp_BT))
 
     *_, routing = Qwen(config).apply({"params": params}, tokens_BT, keep_routing=True)
     count_LX = np.stack([np.bincount(x.ravel(), minlength=8) for x in np.asarray(routing.index)])
     assert (count_LX[:, 2] == ROWS * TOKENS).all() and (count_LX[:, 5] == 0).all()
-    gradient, logp_BT = run(params, "wide", tokens_BT, weight_BT)
+    gradient, logp_BT = run(params, adapters, "wide", tokens_BT, weight_BT)
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(gradient))
     found = {}
     for form in ("wide", "ragged"):
@@ -54,7 +60,9 @@ def main():
             mesh = make_mesh(**dict(zip(names, sizes, strict=True)))
             with jax.set_mesh(mesh):
                 placed = shard_params(params, Qwen(config), mesh)
-                other, other_BT = run(placed, form, *map(place_rows, (tokens_BT, weight_BT)))
+                of_mesh = lora.place_adapters(adapters, Qwen(config), mesh)
+                rows = map(place_rows, (tokens_BT, weight_BT))
+                other, other_BT = run(placed, of_mesh, form, *rows)
             apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), gradient, other)
             kernel = placed["layers"]["experts"]["gate"]
             found[f"{form} {sizes}"] = {

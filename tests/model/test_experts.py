@@ -11,6 +11,7 @@ import pytest
 from device_processes import on_devices
 from jax.sharding import AbstractMesh
 from layer_kinds import mixture
+from safetensors import safe_open
 
 from ragen_jax.config.build import build_learner, build_model
 from ragen_jax.config.load import load_config
@@ -221,19 +222,79 @@ def test_layers_that_differ_in_their_mlp_are_refused():
         dataclasses.replace(config, experts=None)
 
 
-def test_adapters_are_those_of_attention():
-    config = qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20, **mixture(2))
-    with pytest.raises(ValueError, match="layer 0: mlp 'experts' .*gate, up, down; accepted: q, k"):
-        lora.init_adapters(config, jax.random.key(0), rank=2, targets=lora.TARGETS)
+@functools.cache
+def adapted(layers):
+    """(config, params, adapters of all targets, tokens), all random."""
+    config = qwen.ModelConfig(40, 24, layers, 4, 2, 8, 20, **mixture(layers))
     params = qwen.init_params(config, jax.random.key(0))
-    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=("q", "o"))
-    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
-    tokens_BT = np.random.default_rng(0).integers(0, 40, (2, 13))
-    attached, merged = (
-        our_logps(qwen.Qwen(config), f(params, adapters, scale=0.5), tokens_BT)
-        for f in (lora.attach, lora.merge)
-    )
+    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=lora.TARGETS)
+    rng = np.random.default_rng(0)
+    moved = jax.tree.map(lambda x: x + 0.2 * rng.normal(size=x.shape).astype(np.float32), adapters)
+    return config, params, moved, rng.integers(0, 40, (2, 13))
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("form", experts.FORMS)
+@pytest.mark.parametrize("layers", [2, qwen.UNROLLED_LAYERS + 1])
+def test_adapters_are_merged_into_every_expert(form, layers):
+    """The same log-probs and gradients as with merged kernels; the router is as it was."""
+    config, params, adapters, tokens_BT = adapted(layers)
+    model = qwen.Qwen(dataclasses.replace(config, expert_form=form))
+
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient(adapters, join):
+        hidden, _ = model.apply({"params": join(params, adapters, scale=0.5)}, tokens_BT)
+        logp = jax.nn.log_softmax(qwen.logits(params, hidden))
+        return (logp**2).mean(), logp
+
+    (slope, attached), (wanted, merged) = (gradient(adapters, x) for x in (lora.attach, lora.merge))
     np.testing.assert_allclose(attached, merged, rtol=0, atol=1e-5)
+    assert np.abs(attached - our_logps(model, params, tokens_BT)).max() > 1e-2
+    for target in lora.TARGETS:
+        for leaf, x in slope["layers"][target].items():
+            assert np.abs(x).max() > 1e-6, (target, leaf)
+            np.testing.assert_allclose(
+                x, wanted["layers"][target][leaf], rtol=1e-3, atol=1e-6, err_msg=target
+            )
+    joined = lora.merge(params, adapters, scale=0.5)["layers"]
+    assert joined["router"]["kernel"] is params["layers"]["router"]["kernel"]
+    gate, pair = params["layers"]["experts"]["gate"], adapters["layers"]["gate"]
+    for expert in range(config.experts.count):
+        by_hand = gate[1, expert] + 0.5 * pair["lora_a"][1, expert] @ pair["lora_b"][1, expert]
+        np.testing.assert_allclose(joined["experts"]["gate"][1, expert], by_hand, atol=1e-6)
+
+
+def test_new_adapters_of_experts_change_nothing():
+    config, params, _, tokens_BT = adapted(2)
+    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=("gate", "down"))
+    shapes = {leaf: x.shape for leaf, x in adapters["layers"]["down"].items()}
+    assert shapes == {"lora_a": (2, 4, 12, 2), "lora_b": (2, 4, 2, 24)}
+    spread = np.var(adapters["layers"]["gate"]["lora_a"]) * 3 * 24
+    assert 0.8 < spread < 1.2
+    model, attached = qwen.Qwen(config), lora.attach(params, adapters, scale=0.5)
+    np.testing.assert_array_equal(
+        our_logps(model, attached, tokens_BT), our_logps(model, params, tokens_BT)
+    )
+    with pytest.raises(ValueError, match="the parameters of gate already have adapters"):
+        lora.attach(attached, adapters, scale=0.5)
+
+
+def test_adapters_of_experts_are_saved_by_expert(tmp_path):
+    config, _, adapters, _ = adapted(2)
+    lora.save_adapter(
+        *(tmp_path / "adapter", adapters),
+        **dict(config=config, rank=2, alpha=1.0, targets=lora.TARGETS, base_model="base"),
+    )
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "numpy") as file:
+        names = set(file.keys())
+        name = "base_model.model.model.layers.1.mlp.experts.3.down_proj.lora_B.weight"
+        np.testing.assert_array_equal(
+            file.get_tensor(name), adapters["layers"]["down"]["lora_b"][1, 3].T
+        )
+    assert len(names) == 2 * 2 * (4 + 3 * 4)  # leaves of the layers' attention and experts
+    again, rank, alpha, targets = lora.load_adapter(tmp_path / "adapter", config)
+    assert (rank, alpha, targets) == (2, 1.0, lora.TARGETS)
+    jax.tree.map(np.testing.assert_array_equal, again, adapters)
 
 
 def test_a_load_balancing_loss_needs_experts():
