@@ -46,7 +46,8 @@ class PageOfLayers(NamedTuple):
     layer: Array | int
 
 
-# Keys or values of all layers: one stacked array, or one array per layer (see Segment).
+# Keys or values of all layers: one stacked array, or one array per layer (see Segment). Where
+# windowed layers hold their window only, also a stack for each kind (window_cache.py).
 Layers = KV | tuple[KV, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
@@ -83,6 +84,9 @@ class Segment:
     # int16 [N, T, X]: in the result of a program, the experts of the tokens that it read, layer
     # after layer (rollout/routes.py). None in the input of a program, and unless they are kept.
     experts_NTX: jax.Array | None = None
+    # int32 [N], the number of tokens in windowed layers, which hold no more than their window
+    # (window_cache.py); None: all.
+    window_N: jax.Array | None = None
 
     @property
     def next_N(self) -> jax.Array:

@@ -26,6 +26,7 @@ from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
 from ragen_jax.model.shape import ModelConfig
 from ragen_jax.model.vision.positions import splice, token_positions
+from ragen_jax.model.window_cache import LayersByKind, places, tokens_held
 
 # Models with at most this number of layers run them one after the other instead of as a scan: a
 # scan's backward pass first copies every saved activation into an array stacked over layers, which
@@ -155,7 +156,7 @@ class Block(nn.Module):
             rounded = quantise(jnp.swapaxes(k, 1, 2)), quantise(jnp.swapaxes(v, 1, 2))
             k, v = (jnp.swapaxes(dequantise(x, c.dtype), 1, 2) for x in rounded)
         segments = [
-            (kv, *lengths) if isinstance(kv, PageOfLayers) else (*kv, *lengths)
+            (kv, *lengths) if isinstance(kv, (PageOfLayers, LayersByKind)) else (*kv, *lengths)
             for kv, lengths in zip(segment_kvs, segment_rows, strict=True)
         ]
         a = _attend_as(c, kind, q, k, v, segments, tree)
@@ -194,6 +195,18 @@ def _attend_as(
     attention = functools.partial(attend, q, k, v, segments, kernel=config.attention, tree=tree)
     kinds = config.attention_kinds
     windows = [config.window if name == "windowed" else None for name in kinds]
+    if any(isinstance(segment[0], LayersByKind) for segment in segments):
+
+        def attend_as(index):
+            of_kind = [
+                one[0].of_kind(kinds[index], *one[1:]) if isinstance(one[0], LayersByKind) else one
+                for one in segments
+            ]
+            return attend(q, k, v, of_kind, window=windows[index])
+
+        if kind is None:
+            return attend_as(0)
+        return jax.lax.switch(kind, [functools.partial(attend_as, i) for i in range(len(kinds))])
     if kind is None or isinstance(kind, int):
         return attention(window=windows[kind or 0])
     if config.attention == "xla" or segments:
@@ -290,10 +303,14 @@ class Qwen(nn.Module):
         replay = None
         if replay_BTX is not None:  # [L, B, T, k]
             replay = jnp.moveaxis(replay_BTX.reshape(*x.shape[:2], c.layers, -1), 2, 0)
-        rows = tuple(
-            (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
-            for segment in segments
-        )
+
+        def rows_of(kind):
+            held = [tokens_held(kind, one.length_N, one.window_N) for one in segments]
+            return tuple(
+                (held_N,) if one.rows_B is None else (held_N, one.rows_B)
+                for held_N, one in zip(held, segments, strict=True)
+            )
+
         kvs: Any = tuple((segment.k, segment.v) for segment in segments)
         # The kernel reads a layer from the array of all layers.
         by_kernel = c.cache_kernel == "pages" and tokens_BT.shape[1] == 1
@@ -301,6 +318,7 @@ class Qwen(nn.Module):
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         kind_of = [c.attention_kinds.index(layer.attention) for layer in c.kinds]
         mixed = len(c.attention_kinds) > 1
+        layer_kinds = [layer.attention for layer in c.kinds] or ["full"] * c.layers
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
             stacked = self.variables["params"]["layers"]
             layer_kvs, layer_routing = [], []
@@ -314,7 +332,7 @@ class Qwen(nn.Module):
                 )
                 x, (kv, routing) = block(c, parent=None).apply(
                     {"params": layer_params},
-                    *(x, angles, rows, keep_kv, tree),
+                    *(x, angles, rows_of(layer_kinds[layer]), keep_kv, tree),
                     kind_of[layer] if mixed else None,
                     memory,
                     None if replay is None else replay[layer],
@@ -330,12 +348,19 @@ class Qwen(nn.Module):
         else:
             everything: Any = nn.broadcast
             one = PageOfLayers(everything, everything, 0)
-            of_layers = tuple(one if page else 0 for page in paged)
-            numbers = np.arange(c.layers)
-            kvs = tuple(
-                PageOfLayers(*kv, numbers) if page else kv
-                for kv, page in zip(kvs, paged, strict=True)
-            )
+            some = LayersByKind(everything, everything, 0, everything)
+            numbers, axes, memory = np.arange(c.layers), [], []
+            for kv, page, segment in zip(kvs, paged, segments, strict=True):
+                if page:
+                    axes.append(one)
+                    memory.append(PageOfLayers(*kv, numbers))
+                elif isinstance(segment.k, dict):
+                    axes.append(some)
+                    memory.append(LayersByKind(*kv, places(c), segment.window_N))
+                else:
+                    axes.append(0)
+                    memory.append(kv)
+            of_layers, kvs, rows = tuple(axes), tuple(memory), rows_of("full")
             layers: Any = nn.scan(  # Any: nn.scan is typed as Block but takes stacked memory
                 block,
                 variable_axes={"params": 0},

@@ -100,24 +100,23 @@ class Work:
         """Number of matrix entries of the output head."""
         return self.config.width * self.config.vocab_size
 
-    def layers(self, tokens: int, keys: float) -> float:
+    def layers(self, tokens: int, keys: float, in_window: float | None = None) -> float:
         """Return the FLOPs of a forward pass of all layers.
 
         Args:
           keys: positions attended to, summed over the tokens.
+          in_window: the same in a windowed layer; None: `keys`, or no more than the window if a
+            kernel computes them.
         """
         products = self.config.layers * 2 * self.token_weights * tokens / self.tensor
-        return products + self.attention(tokens, keys)
+        return products + self.attention(tokens, keys, in_window)
 
-    def attention(self, tokens: int, keys: float) -> float:
-        """Return the FLOPs of attention of all layers in a forward pass; see `layers`.
-
-        A kernel computes no more than the window of a windowed layer.
-        """
+    def attention(self, tokens: int, keys: float, in_window: float | None = None) -> float:
+        """Return the FLOPs of attention of all layers in a forward pass; see `layers`."""
         c = self.config
-        windowed = sum(layer.attention == "windowed" for layer in c.kinds)
-        in_window = keys if c.attention == "xla" else min(keys, tokens * c.window)
-        total = (c.layers - windowed) * keys + windowed * in_window
+        if in_window is None:
+            in_window = keys if c.attention == "xla" else min(keys, tokens * c.window)
+        total = (c.layers - self._windowed) * keys + self._windowed * in_window
         return 4 * c.heads * c.head_dim * total / self.tensor
 
     def head(self, tokens: int) -> float:
@@ -141,6 +140,20 @@ class Work:
         vector = c.head_dim + 4 if c.cache_dtype == "int8" else c.head_dim * self._item
         return 2 * c.layers * c.kv_heads * vector * positions / split
 
+    @property
+    def _windowed(self) -> int:
+        """Number of windowed layers."""
+        return sum(layer.attention == "windowed" for layer in self.config.kinds)
+
+    def _held(self, S: int) -> int:
+        """Return the positions of a row of S that a windowed layer holds (window_cache.py)."""
+        return min(S, self.config.window) if self._windowed else S
+
+    def held_bytes(self, N: int, S: int) -> float:
+        """Return the bytes of a cache of N rows of S positions with windows only."""
+        dropped = self._windowed / self.config.layers * (S - self._held(S))
+        return self.cache_bytes(N) * (S - dropped)
+
     def causal_keys(self, N: int, T: int) -> float:
         """Return the number of positions that T tokens of N rows attend to among themselves."""
         whole = self.config.attention == "xla"  # the plain form also computes the masked half
@@ -159,9 +172,11 @@ class Work:
 
         It reads T tokens, then the last token of each row again.
         """
-        flops = self.layers(N * T, N * T * (S + T)) + self.layers(N, N * (S + 1))
+        held = self._held(S)
+        flops = self.layers(N * T, N * T * (S + T), N * T * (held + T))
+        flops += self.layers(N, N * (S + 1), N * (held + 1))
         # The old cache is read; the new cache is written, and read by both passes.
-        traffic = self.weight_bytes(head=False) + self.weight_bytes() + 4 * self.cache_bytes(N * S)
+        traffic = self.weight_bytes(head=False) + self.weight_bytes() + 4 * self.held_bytes(N, S)
         return Cost(flops + self.head(N), traffic)
 
     def read(self, N: int, S: int, T: int) -> Cost:
@@ -169,11 +184,19 @@ class Work:
         flops = self.layers(N * T, N * T * (S + T))
         return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * (S + T)))
 
-    def decode(self, N: int, S: int, T: int) -> Cost:
-        """Return the cost of sample.decode of T tokens after S positions if no row stops early."""
+    def decode(self, N: int, S: int, T: int, *, windows: bool = True) -> Cost:
+        """Return the cost of sample.decode of T tokens after S positions if no row stops early.
+
+        Args:
+          windows: whether windowed layers hold their window only, as they do without slots.
+        """
         passes = T - 1  # the first token is drawn from the given logits
-        flops = passes * (self.layers(N, N * (S + T + 1)) + self.head(N))
-        return Cost(flops, passes * (self.weight_bytes() + self.cache_bytes(N * (S + T))))
+        held = self._held(S) if windows else S
+        layers = self.layers(N, N * (S + T + 1), N * (held + T + 1))
+        cached = self.cache_bytes(N * T) + (
+            self.held_bytes(N, S) if windows else self.cache_bytes(N * S)
+        )
+        return Cost(passes * (layers + self.head(N)), passes * (self.weight_bytes() + cached))
 
     def score_prompts(self, N: int, T: int) -> Cost:
         """Return the cost of cross_scoring.read_prompts."""

@@ -38,6 +38,7 @@ from ragen_jax.model.vision import images
 from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
+from ragen_jax.model.window_cache import keep_windows
 from ragen_jax.update.policy import ForwardContext, Loss, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
@@ -151,24 +152,41 @@ def laid_out(shapes: Params, shardings: Params) -> Params:
 
 
 def cache_struct(
-    model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
+    model: qwen.Qwen,
+    params: Params,
+    mesh: Mesh,
+    rows: int,
+    positions: int,
+    *,
+    windows: bool = False,
 ) -> Segment:
-    """Return the key-value cache of `rows` rows of `positions` positions on a mesh."""
+    """Return the key-value cache of `rows` rows of `positions` positions on a mesh.
+
+    Args:
+      windows: whether windowed layers hold their window only (model/window_cache.py).
+    """
     tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
     plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
-    shapes = jax.eval_shape(
-        lambda params, tokens: plain.apply({"params": params}, tokens, keep_kv=True)[1],
-        params,
-        tokens,
-    )
+
+    def read(params, tokens):
+        output: Any = plain.apply({"params": params}, tokens, keep_kv=True)
+        segment = Segment(*output[1], jnp.zeros(rows, jnp.int32))
+        return keep_windows(model.config, segment) if windows else segment
+
+    shapes = jax.eval_shape(read, params, tokens)
 
     def lay_out(x):
         axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")
         return struct(mesh, x.shape, x.dtype, *axes)
 
-    k, v = jax.tree.map(lay_out, shapes)
+    held: Any = jax.tree.map(lay_out, (shapes.k, shapes.v))
     length_N = struct(mesh, (rows,), jnp.int32, "rows")
-    return Segment(k, v, length_N, next_position_N=length_N if model.config.vision else None)
+    return Segment(
+        *held,
+        length_N,
+        next_position_N=length_N if model.config.vision else None,
+        window_N=None if shapes.window_N is None else length_N,
+    )
 
 
 def picture_grids(config: Config) -> dict[str, Grid]:

@@ -100,8 +100,8 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     def rows(*shape, dtype=jnp.int32):
         return struct(mesh, shape, dtype, "rows")
 
-    def cache(positions):
-        return cache_struct(run.sampler, run.policy, mesh, B, positions)
+    def cache(positions, *, windows=True):
+        return cache_struct(run.sampler, run.policy, mesh, B, positions, windows=windows)
 
     def read_prompts(name, N, length, *, members, calls):
         even = N % shards == 0
@@ -132,7 +132,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         yield read_prompts("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
     before = reply = None
     if at.shown > 1:
-        before, reply = cache(at.before), cache(T)
+        before, reply = cache(at.before), cache(T, windows=False)
         yield program(
             "extend",
             mesh,
@@ -260,7 +260,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         host((), jnp.float32),
         keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))},
         resident=run.resident,
-        cost=work.decode(rows, read_positions, chunk + 1),
+        cost=work.decode(rows, read_positions, chunk + 1, windows=False),
         calls=chunks,
         tokens=rows * chunk,
         helps=helps,

@@ -27,10 +27,11 @@ import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, append, prepend
+from ragen_jax.model.attention import Layers, Segment, prepend
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
+from ragen_jax.model.window_cache import append_turn, keep_windows, without_last
 from ragen_jax.rollout.routes import by_token, no_experts, put_experts
 from ragen_jax.rollout.stops import Stops
 
@@ -194,9 +195,10 @@ def prefill(
         model, params, experts, count_N, last_N1, (next_N - 1)[:, None], (before,)
     )
     before = dataclasses.replace(before, experts_NTX=experts)
-    segment = _cache_of(params, before, length_N, next_N)
+    segment = keep_windows(model.config, _cache_of(params, before, length_N, next_N))
     logits_NV = output_logits(params, hidden[:, 0])
     if members > 1:
+        held_N = segment.window_N
         repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
         segment = _cache_of(
             params,
@@ -205,6 +207,7 @@ def prefill(
                 v=jax.tree.map(repeat, segment.v),
                 length_N=length_N,
                 experts_NTX=None if experts is None else jnp.repeat(experts, members, axis=0),
+                window_N=None if held_N is None else jnp.repeat(held_N, members),
             ),
             *(jnp.repeat(x, members) for x in (length_N, next_N)),
         )
@@ -258,13 +261,14 @@ def lay_out(segment: Segment) -> Segment:
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 
-    next_N, experts = segment.next_position_N, segment.experts_NTX
+    next_N, experts, held_N = segment.next_position_N, segment.experts_NTX, segment.window_N
     return Segment(
         k=jax.tree.map(cache, segment.k),
         v=jax.tree.map(cache, segment.v),
         length_N=constrain(segment.length_N, "rows"),
         next_position_N=None if next_N is None else constrain(next_N, "rows"),
         experts_NTX=None if experts is None else constrain(experts, "rows", None, None),
+        window_N=None if held_N is None else constrain(held_N, "rows"),
     )
 
 
@@ -293,22 +297,22 @@ def extend(
     Returns:
       (Segment with the rows of rows_B, logits_BV after each row's last token).
     """
-    grow = functools.partial(append, capacity=capacity)
+    grow = functools.partial(append_turn, model.config, capacity=capacity)
     history, k, v, count_reply_B = by_shard(_take_rows, segment, reply, rows_B)
     start_B = history.next_N + count_reply_B
-    history = by_shard(grow, history, k, v, count_reply_B)
+    history = keep_windows(model.config, by_shard(grow, history, k, v, count_reply_B))
     position_BE = token_positions(params, tokens_BE, start_B)
     _, (k, v), experts = read_tokens(model, params, tokens_BE, position_BE, (history,))
     history = by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run separately.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
-    before = dataclasses.replace(history, length_N=history.length_N - 1)
+    before = without_last(history)
     next_B = next_positions(params, tokens_BE, count_B, start_B)
     hidden, experts = _read_last(
         model, params, experts, count_B, last_B1, next_B[:, None] - 1, (before,)
     )
     logits_BV = output_logits(params, hidden[:, 0])
-    history = _cache_of(params, history, history.length_N, next_B)
+    history = keep_windows(model.config, _cache_of(params, history, history.length_N, next_B))
     history = dataclasses.replace(history, experts_NTX=experts)
     return lay_out(history), constrain(logits_BV, "rows", "vocab")
 
@@ -326,6 +330,7 @@ def _take_rows(
         next_position_N=None
         if segment.next_position_N is None
         else jnp.take(segment.next_position_N, shared_B),
+        window_N=None if segment.window_N is None else jnp.take(segment.window_N, shared_B),
     )
     return history, k, v, jnp.take(reply.length_N, rows_B)
 
@@ -428,6 +433,9 @@ def empty_reply(cache: Layers, B: int, T: int) -> Layers:
         *layers, _, K, _, D = x.shape
         return jnp.zeros((*layers, B, K, T, D), x.dtype)
 
+    if isinstance(cache, dict):  # stacks of layers by kind: those of a reply are in one stack
+        stacks = [jax.tree.map(zeros, stack) for stack in cache.values()]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *stacks)
     return jax.tree.map(zeros, cache)
 
 

@@ -1,4 +1,4 @@
-"""Play in slots on meshes of virtual devices and turn by turn on one device, and compare.
+"""Play in slots and turn by turn on meshes of virtual devices, and on one device, and compare.
 
 Run by tests/rollout/test_slots.py in a separate process, because the number of devices is fixed
 when JAX starts. Prints the kinds of layers and the meshes whose episodes were the same.
@@ -28,15 +28,20 @@ def main():
 
 def compare(kind, meshes, **options):
     model, params, task = played_by("frozen_lake", "full", **options)
-    theirs = play(model, params, task)
+    record = {"replay_experts": model.config.experts is not None}
+    theirs = play(model, params, task, **record)
     for sizes in meshes:
         axes = dict(zip(("data", "fsdp", "tensor", "expert"), sizes, strict=False))
         mesh = make_mesh(**axes, devices=jax.devices()[: math.prod(sizes)])
         with jax.set_mesh(mesh):
             placed = shard_params(params, model, mesh)
-            ours = play(model, placed, task, slots=20, chunk=5)
-        for a, b in zip(ours, theirs, strict=True):
+            served = [{"slots": 20, "chunk": 5}, *([{}] if options else [])]
+            ours = [play(model, placed, task, **record, **how) for how in served]
+        for a, b in ((a, b) for one in ours for a, b in zip(one, theirs, strict=True)):
             assert_same_episode(model, params, task.key, a, b)
+            for turn, other in zip(a.turns, b.turns, strict=False):
+                if turn.experts is not None and turn.sampled.tolist() == other.sampled.tolist():
+                    assert (turn.experts == other.experts).all()
         print(f"{kind}:{','.join(map(str, sizes))}", flush=True)
 
 
