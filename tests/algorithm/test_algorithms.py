@@ -301,7 +301,7 @@ def test_order_of_rows_and_padding_change_nothing(batch, name):
     credit = dataclasses.replace(PLAIN, name=name)
     found, _ = assign(batch, credit=credit, value_BT=value_BT)
     order = [3, 5, 1, 0, 4, 2]
-    mixed = Batch(**{name: x[order] for name, x in vars(batch).items()})
+    mixed = Batch(**{name: x[order] for name, x in batch.arrays.items()})
     other, _ = assign(mixed, credit=credit, value_BT=value_BT[order])
     np.testing.assert_allclose(other, found[order], atol=1e-6)
     short, _ = assign(make_batch(ROWS), credit=credit, value_BT=value_BT[:5])

@@ -49,7 +49,7 @@ def test_rows_by_hand(episodes):
     np.testing.assert_array_equal(batch.episode_B, [0, 1, 1])
     np.testing.assert_array_equal(batch.group_B, [0, 0, 0])
     np.testing.assert_array_equal(batch.weight_B, [1, 1, 1])
-    assert {name: str(x.dtype) for name, x in vars(batch).items()} == {
+    assert {name: str(x.dtype) for name, x in batch.arrays.items()} == {
         **dict.fromkeys(["tokens_BT", "turn_BT", "episode_B", "group_B"], "int32"),
         **dict.fromkeys(["mask_BT", "logp_BT", "reward_BT", "weight_B"], "float32"),
         "turn_end_BT": "bool",
@@ -153,7 +153,7 @@ def test_length_pads_on_the_right_and_refuses_longer_rows(episodes):
 def test_take_rows_pads_with_rows_that_weigh_nothing(episodes):
     batch, _ = add_rewards(make_batch(episodes), episodes, format_penalty=-1.0)
     taken = take_rows(batch, np.array([2, 0]), size=4)
-    for name, x in vars(batch).items():
+    for name, x in batch.arrays.items():
         found = getattr(taken, name)
         assert found.dtype == x.dtype
         np.testing.assert_array_equal(found[:2], x[[2, 0]])

@@ -58,7 +58,7 @@ def test_a_run_stops_above_its_fraction_of_broken_episodes(make_turn, make_episo
 PARTS = (Part("a", 2), Part("b", 1))
 
 
-def task(label, groups, format_penalty, *, rounds=1, context="full"):
+def task(label, groups, format_penalty, *, rounds=1, context="full", replay=False):
     return types.SimpleNamespace(
         **dict(name=label, label=label, groups=groups),
         penalties=Penalties(format_penalty, max_length=10, overlong_buffer=0),
@@ -66,7 +66,8 @@ def task(label, groups, format_penalty, *, rounds=1, context="full"):
         settings=types.SimpleNamespace(
             chat=types.SimpleNamespace(
                 format=types.SimpleNamespace(context=context), images=NO_IMAGES
-            )
+            ),
+            replay_experts=replay,
         ),
     )
 
@@ -97,6 +98,18 @@ def played_of(episodes):
 
 
 RETURN_GK = np.array([[1.0, 0.9], [2.0, 1.9], [3.0, 2.5]], np.float32)
+
+
+def test_episodes_without_a_record_of_experts_are_counted(episodes):
+    """Two of six have one; the others' tokens are left to the router."""
+    for number in (1, 4):
+        (turn,) = episodes[number].turns
+        experts = np.full((len(turn.prompt) + len(turn.sampled) - 1, 2), number, np.int16)
+        turns = (dataclasses.replace(turn, experts=experts),)
+        episodes[number] = dataclasses.replace(episodes[number], turns=turns)
+    batch, _, metrics = stages.make_batch(make_run(replay=True), played_of(episodes))
+    assert metrics == {"rollout/not_replayed": 4}
+    assert batch.experts_BTX[:, 0, 0].tolist() == [-1, 1, -1, -1, 4, -1, -1, -1]
 
 
 @pytest.mark.parametrize("precision", ["exact", "int8"])
