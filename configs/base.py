@@ -55,7 +55,7 @@ SEEDS = 2**29
 EVAL_SEEDS = 2**30
 MAX_TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
 SOLVER = "solver"  # value of warmstart.demonstrations
-INITIAL = "initial"  # value of algorithm.kl_reference
+INITIAL, TINY_TEACHER = "initial", "tiny"  # values of algorithm.kl_reference
 MAX_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
@@ -101,6 +101,7 @@ SECOND_CLIP = ReadWhen(
 )
 KL = ReadWhen(("algorithm.kl_coef",), bool)
 ENTROPY = ReadWhen(("algorithm.entropy_coef",), bool)
+TEACHER_STYLES = ReadWhen(("algorithm.kl_reference",), lambda name: name == TINY_TEACHER)
 KL_TARGET = ReadWhen(("algorithm.kl_target",), bool)
 MISMATCH = ReadWhen(("algorithm.mismatch_cap",), bool)
 NORMALIZATION = ReadWhen(("reward.normalize",), lambda name: name != "identity")
@@ -121,7 +122,9 @@ SAMPLING_MESH = ReadWhen(
 )
 WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
 POOL = ReadWhen(("env.pool",), bool)
-EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
+EXPLORE = ReadWhen(
+    ("collect.explore", "collect.allocate"), lambda explore, allocate: explore < 1 or allocate
+)
 DIAGNOSIS = ReadWhen(("diagnose.every",), bool)
 PROBE = ReadWhen(("diagnose.probe_every",), bool)
 SCORING = ReadWhen(
@@ -268,6 +271,9 @@ class Collect(Section):
     # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
     explore: float = above(1.0, 0, 1, POOL)
     explore_least: float = above(0.01, 0, 1, POOL, EXPLORE)
+    # Play a problem of env.pool more often the less certain its success is
+    # (rollout/pool.py: allocation_chances); at least with probability explore_least.
+    allocate: bool = flag(False, POOL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,6 +332,7 @@ class Algorithm(Section):
 
     # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
     # reinforce_plus_plus_baseline | raft (imitates the best members of each group) |
+    # weighted_grpo (over pairs of a hard and an easy group) |
     # distill (no reward: only the KL to kl_reference)
     name: str = one_of("grpo", algorithms.ALGORITHMS)
     # ppo, reinforce_plus_plus: discount per sampled token
@@ -349,6 +356,7 @@ class Algorithm(Section):
     kl_coef: float = number(0.001, 0, 1000)
     # The reference of the KL: "initial" is the initial policy. Any other value is a model with the
     # same tokenizer (a directory, hub id, GGUF file or run): a teacher, and the KL distils it.
+    # "tiny" is the tiny agent that imitates lab.teacher_styles.
     kl_reference: str = text(INITIAL, KL)
     # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
     kl_in: str = one_of("loss", ("loss", "reward"), KL)
@@ -376,6 +384,9 @@ class Algorithm(Section):
     # Number of rewards of the opposite outcome in the mean and std of a no-variance group (AVSPO;
     # algorithm/zero_variance.py); 0: none.
     virtual_rewards: int = whole(0, 0, 1000)
+    # Steps between steps whose updates imitate demonstrations of the solver, as many as a step has
+    # episodes, instead of learning from its episodes; for the tiny agent. 0: none.
+    imitate_every: int = whole(0, 0, MAX_INTERVAL, TINY)
     # Upper bound of the importance weights that correct differences between sampler
     # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead or an int8
     # rollout.cache_dtype.
@@ -441,6 +452,8 @@ class Diagnose(Section):
     # Compute probe/faithfulness/ (diagnostics/faithfulness.py) of an agent that imitated several
     # warmstart.styles: early answers, exchanged and perturbed steps of the reasoning.
     probe_faithfulness: bool = flag(False, PROBE)
+    # steps between tags/ metrics, about the format of replies (diagnostics/tags.py); 0: never
+    tags_every: int = whole(0, 0, MAX_INTERVAL)
     # steps between gradients by reward variance; 0: never
     gradients_every: int = whole(0, 0, MAX_INTERVAL)
     # held-out groups to use; 0: the step's groups
@@ -639,7 +652,7 @@ class Warmstart(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Lab(Section):
-    """Faults that experiments inject on purpose (configs/experiments/referee.py)."""
+    """Faults and teachers that experiments use on purpose (configs/experiments/referee.py)."""
 
     # standard deviation of normal noise added to the sampler's log-probs before the update reads
     # them, in nats; 0: none
@@ -647,6 +660,9 @@ class Lab(Section):
     # Precision to which weights are rounded for sampling training episodes; evaluation,
     # diagnostics and updates keep the exact weights: exact | bfloat16 | float8 | int8
     sampler_weights: str = one_of("exact", rounding.PRECISIONS)
+    # Reasoning style -> its fraction of the demonstrations of the tiny teacher, with the words of
+    # the policy's styles; empty: as warmstart.styles
+    teacher_styles: Mapping[str, float] = fractions(dict(), KL, TEACHER_STYLES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,6 +54,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
             documents=5,
             document_chars=800,
             total_chars=4000,
+            search_cost=0.0,
         ),
         fields={"rollout.groups": 16, "rollout.group_size": 8, "eval.episodes": 256},
         tiny={

@@ -251,6 +251,20 @@ class ReversibleEnvironment(Environment, Protocol):
 
 
 @runtime_checkable
+class AskingEnvironment(Environment, Protocol):
+    """An environment whose agent must ask for what it needs to know: optional, for diagnostics."""
+
+    def asks(self, action: str) -> bool:
+        """Return whether an action asks for information."""
+        ...
+
+    def needed(self, state: Any) -> tuple[str, ...]:
+        """Return the texts that observations must show, in any order, before the answer of a first
+        state is known; () if this is not known."""
+        ...
+
+
+@runtime_checkable
 class LiveEnvironment(Environment, Protocol):
     """An environment that may be live, and so not reproducible: optional.
 

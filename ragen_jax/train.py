@@ -120,7 +120,8 @@ def learn(config: Config, run: Run, learner: Learner, state: TrainState) -> int:
                 with stage("credit", run.mesh):
                     credit = assign_credit(learner, state, batch, selection, outcomes)
                 with stage("update", run.mesh):
-                    state, metrics = update(learner, state, batch, selection, credit)
+                    learned = run.lesson(step, learner, state, (batch, selection, credit))
+                    state, metrics = update(learner, state, *learned)
                     row |= metrics
                     policy = sampling_policy(learner, state)
 

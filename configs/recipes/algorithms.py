@@ -66,6 +66,15 @@ ALGORITHMS = {
         "algorithm.entropy_coef": 0.0,
         "filter.strategy": "none",
     },
+    # Sheng et al., arXiv 2602.03452: a hard and an easy prompt, of which only the rare outcomes
+    # count (algorithm/pairs.py). The paper trains on a single pair.
+    "weighted_grpo": {
+        "algorithm.name": "weighted_grpo",
+        "filter.strategy": "pairs",
+        "filter.value": 1.0,
+        "filter.metric": "reward_mean",
+        "filter.include_zero": True,
+    },
     # Rejection sampling, Dong et al., arXiv 2304.06767: fine-tuning on the best members of each
     # group. With objective=ppo it is the RAFT++ of Xiong et al., arXiv 2504.11343.
     "raft": {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, file_name, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.search_qa import questions, world
 from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
@@ -83,6 +83,7 @@ class SearchQA:
     corpus, index, url: the data that it searches, or its address (`retrievers.SOURCES`)
     documents: number of documents that a search shows
     document_chars, total_chars: maximum characters of each document, and of all that a search shows
+    search_cost: deducted from the reward of each search; 0 to 1
     split: "imitation", "train" or "eval": three sets of questions that share no chain of facts;
         None draws from all
     """
@@ -104,6 +105,7 @@ class SearchQA:
         documents: int = 5,
         document_chars: int = 800,
         total_chars: int = 4000,
+        search_cost: float = 0.0,
         split: str | None = "train",
     ) -> None:
         self.hops = bounds("hops", hops, most=world.MAX_HOPS)
@@ -112,6 +114,7 @@ class SearchQA:
         self.documents = whole("documents", documents, least=1, most=MAX_DOCUMENTS)
         self.document_chars = whole("document_chars", document_chars, least=1, most=MAX_CHARS)
         self.total_chars = whole("total_chars", total_chars, least=1, most=MAX_CHARS)
+        self.search_cost = probability("search_cost", search_cost)
         self.max_rows = None
         if max_rows is not None:
             self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
@@ -127,8 +130,9 @@ class SearchQA:
             check_sources(retriever, **sources)  # before a long file is read
             self._file_questions = questions.load_questions(path, max_rows=self.max_rows)
             self._retriever = open_retriever(retriever, **sources)
-        self.instructions: str = _RULES
-        self.brief: str = _BRIEF
+        cost = f" Each search costs {self.search_cost:g}." if self.search_cost else ""
+        self.instructions: str = _RULES + cost
+        self.brief: str = _BRIEF + cost
         shown = ("Question: ", "Search results for '", "':\n", "[Document ", "] (ID: ", ", Score: ")
         said = ("search[", "finish[", "find ", " find ", ")\n", "\n\n", '" ')
         self.words: tuple[str, ...] = (*world.words(things), *shown, *said)
@@ -195,7 +199,8 @@ class SearchQA:
             )
             shown = f"Search results for '{_short(query)}':\n{documents}"
             info["found"] = len(found)
-            return Step(SearchState(state.question, query, shown), 0.0, False, info)
+            reward = 0.0 - self.search_cost  # not -0.0
+            return Step(SearchState(state.question, query, shown), reward, False, info)
         if not kind:
             return Step(replace(state, shown=_FORMAT_HINT), 0.0, False, info)
         score = score_answer(text[:MAX_ANSWER], state.question.answers)
@@ -259,6 +264,14 @@ class SearchQA:
         chain = state.question.chain
         seen = [i for i, link in enumerate(chain) if link.sentence() in state.shown]
         return chain[seen[-1] + 1 :] if seen else chain
+
+    def asks(self, action: str) -> bool:
+        """Return whether an action is a search."""
+        return read_action(action)[0] == "search"
+
+    def needed(self, state: SearchState) -> tuple[str, ...]:
+        """Return the sentences with the facts that lead to the answer; for a given question ()."""
+        return tuple(link.sentence() for link in state.question.chain)
 
     def count_grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """Return (number of facts in `thought` that a shown document states, number of facts).

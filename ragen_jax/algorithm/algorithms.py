@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ragen_jax.algorithm import advantage, rewards
 from ragen_jax.algorithm.advantage import STD_EPS, TIE, VARIANCE_EPS
+from ragen_jax.algorithm.pairs import Pairs, pair_groups, pair_relative
 from ragen_jax.core.types import Array, Batch
 
 DISTILL = "distill"  # the algorithm that learns from no reward, only from the KL to its reference
@@ -52,6 +53,7 @@ class Algorithm:
     # Whether it takes the keyword unit_G, the size of the rewards (advantage.reward_unit), of which
     # its tolerances are multiples.
     takes_unit: bool = False
+    takes_pairs: bool = False  # whether it takes the keyword pairs (pairs.pair_groups)
     critic: bool = False  # whether it trains a critic, with target_BT as the target
 
 
@@ -77,6 +79,8 @@ def token_advantages(
     - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
     - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo, raft: computed from the (normalised)
       returns, the same for all tokens of an episode.
+    - weighted_grpo: the same, over pairs of groups whose order is that of the returns before any
+      normalisation.
     - distill: 0.
 
     Statistics over tokens, environments and the batch use the kept episodes; statistics of a group
@@ -117,12 +121,20 @@ def token_advantages(
         keep_GK=keep_GK,
         sound_GK=sound_GK,
     )
-    options = {}
+    options: dict[str, Any] = {}
     if algorithm.takes_sound:
         options["sound_GK"] = sound_GK
     if algorithm.takes_unit:
         scaled = credit.normalize in rewards.SCALED
         options["unit_G"] = jnp.ones_like(unit_G) if scaled else unit_G
+    if algorithm.takes_pairs:
+        options["pairs"] = pair_groups(
+            return_GK,
+            keep_GK.any(1),
+            unit_G=unit_G,
+            environment_G=environment_G,
+            sound_GK=sound_GK,
+        )
     target_BT = None
     if algorithm.of_tokens:
         reward_BT = _placed_rewards(credit, batch, normal_GK)
@@ -228,6 +240,12 @@ def _grpo(return_GK: Array, *, unit_G: Array, sound_GK: Array | None) -> jax.Arr
     return advantage.group_relative(return_GK, eps=STD_EPS * unit_G, sound_GK=sound_GK)
 
 
+def _weighted_grpo(
+    return_GK: Array, *, pairs: Pairs, unit_G: Array, sound_GK: Array | None
+) -> jax.Array:
+    return pair_relative(return_GK, pairs, eps=STD_EPS * unit_G, sound_GK=sound_GK)
+
+
 def _raft(return_GK: Array, *, unit_G: Array, sound_GK: Array | None) -> jax.Array:
     return advantage.best_of_group(return_GK, eps=TIE * unit_G, sound_GK=sound_GK)
 
@@ -244,6 +262,9 @@ ALGORITHMS = {
     "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
     "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
     "raft": Algorithm(_same_for_all_tokens(_raft), takes_sound=True, takes_unit=True),
+    "weighted_grpo": Algorithm(
+        _same_for_all_tokens(_weighted_grpo), takes_sound=True, takes_unit=True, takes_pairs=True
+    ),
     DISTILL: Algorithm(_same_for_all_tokens(jnp.zeros_like)),
 }
 OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

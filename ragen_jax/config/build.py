@@ -77,7 +77,7 @@ from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.env_calls import Limits
 from ragen_jax.rollout.episode import Budgets, Sampling
-from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.rollout.pool import init_streaks, init_tallies
 from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.serving.conversation import make_conversation
 from ragen_jax.serving.harness_chat import harness_chat
@@ -688,6 +688,11 @@ def build_learner(
         regimes=init_regimes(len(environments)),
         zscores=init_zscores([*SCOPES, *scopes]),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
+        tally_P=(
+            {name: init_tallies(c.env.pool) for name, c in environments.items()}
+            if c.collect.allocate
+            else None
+        ),
     )
     if c.rollout.ahead:
         sampler = copy_sampler(learner, sampling_policy(learner, state), state)

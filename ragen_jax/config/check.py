@@ -15,6 +15,7 @@ from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.config.fields import FIELDS, entries, field, leaves
 from ragen_jax.config.other_names import other_name
 from ragen_jax.config.per_task import (
+    has_critic,
     minibatch_rows,
     per_task_groups,
     row_tokens,
@@ -23,7 +24,7 @@ from ragen_jax.config.per_task import (
     teacher_path,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.configs.base import Config
+from ragen_jax.configs.base import TINY_TEACHER, Config
 from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
@@ -62,10 +63,17 @@ def check(config: ConfigDict) -> Config:
     sections = ("env", *(f"also.{name}.env" for name in c.also))
     for section in sections:
         check_environment(c, section)
-    if c.collect.explore < 1 and not all(field(c, section).pool for section in sections):
+    pools = all(field(c, section).pool for section in sections)
+    for name, off in (("collect.explore", 1.0), ("collect.allocate", False)):
+        if field(c, name) != off and not pools:
+            raise ValueError(
+                f"config.{name} is {field(c, name)}, but without env.pool no problem occurs twice; "
+                f"set env.pool, or set {name}={off}"
+            )
+    if c.collect.explore < 1 and c.collect.allocate:
         raise ValueError(
-            f"config.collect.explore is {c.collect.explore}, but without env.pool no problem "
-            "occurs twice; set env.pool, or set collect.explore=1"
+            f"config.collect.explore is {c.collect.explore} and collect.allocate is True; only one "
+            "of them can choose the problems: set explore=1 or allocate=False"
         )
     check_sizes(c)
     check_warmstart(c)
@@ -164,6 +172,26 @@ def check_algorithm(config: Config) -> None:
             "it learns from the KL to a teacher only; set algorithm.kl_reference to a model, "
             "kl_coef above 0 and kl_in='loss'",
         )
+    if teacher_path(a) == TINY_TEACHER and config.model.path != "tiny":
+        refuse(
+            "algorithm.kl_reference",
+            f"only the tiny agent has a tiny teacher, but model.path is {config.model.path!r}; "
+            "name a model with its tokenizer",
+        )
+    if a.imitate_every:
+        others = {
+            "model.path": config.model.path != "tiny",
+            "model.lora.rank": config.model.lora.rank > 0,
+            "warmstart.tower_layers": config.warmstart.tower_layers > 0,
+            "algorithm.name": has_critic(a),
+            "also": len(config.also) > 0,
+        }
+        if wrong := [name for name, differs in others.items() if differs]:
+            refuse(
+                "algorithm.imitate_every",
+                "it is for the tiny agent with a single environment, and without adapters, vision "
+                f"and critic; set imitate_every=0, or change {wrong[0]}",
+            )
     if a.kl_target and not a.kl_coef:
         refuse("algorithm.kl_target", "it controls algorithm.kl_coef, which is 0")
     if a.kl_in == "reward" and a.kl_kind == losses.EXACT:

@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     CHECK_PLAYS = 14  # random actions and noise of check_data's episodes: number of the problem
     CHECK_STEPS = 15  # noise of the steps that check_data compares
     SAMPLER_NOISE = 25  # noise of lab.sampler_noise: run's seed, step
+    IMITATED = 26  # demonstrations of algorithm.imitate_every: run's seed, step
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed

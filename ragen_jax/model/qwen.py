@@ -388,6 +388,7 @@ def with_cache(
 
     Args:
       platform: of the devices that sample, "cpu", "gpu" or "tpu".
+      keep_experts: whether calls return the experts of each token (rollout/routes.py).
 
     Raises:
       ValueError: the kernel does not read the model's heads or its windowed layers, or experts of a

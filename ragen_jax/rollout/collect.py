@@ -23,7 +23,13 @@ from ragen_jax.algorithm.advantage import has_variance
 from ragen_jax.algorithm.rewards import broken_episodes, sum_turns
 from ragen_jax.core.sharding import place
 from ragen_jax.core.types import Episode, Metrics
-from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
+from ragen_jax.rollout.pool import (
+    allocation_chances,
+    count_solved,
+    count_visits,
+    draw_seeds,
+    play_chances,
+)
 from ragen_jax.rollout.task import Task
 
 
@@ -38,6 +44,11 @@ class ProblemState(Protocol):
     @property
     def streak_P(self) -> dict[str, Any] | None:
         """{task name: int32 [P], visits of each problem of the pool since it last had variance}."""
+        ...
+
+    @property
+    def tally_P(self) -> dict[str, Any] | None:
+        """{task name: float32 [P, 2], `pool.count_solved`}, with collect.allocate."""
         ...
 
 
@@ -56,6 +67,13 @@ class Collected:
     # bool: whether enough members are sound (their environment did not break) to judge the group
     judged_N: np.ndarray
     cursor: int = 0  # cursor of environment seeds after these groups
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (solved, sound) episodes of each group, int [N]; broken episodes do not count."""
+        counts = np.zeros((2, len(self.seeds_N)), int)
+        for episode in self.played:
+            counts[:, episode.group] += (episode.success and not episode.error, not episode.error)
+        return counts[0], counts[1]
 
     def metrics(self) -> Metrics:
         """Return the collect/* metrics; the ratio is over the groups that could be judged."""
@@ -84,6 +102,9 @@ def collect(
         streaks = state.streak_P or {}
         streak_P = jax.device_get(streaks[task.name])
         chance_P = play_chances(streak_P, explore=c.explore, least=c.explore_least)
+    if c.allocate:
+        tally_P2 = jax.device_get((state.tally_P or {})[task.name])
+        chance_P = allocation_chances(tally_P2, least=c.explore_least)
 
     def play_round(round_):
         nonlocal cursor
@@ -113,6 +134,7 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
 def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Collected]) -> State:
     """Return the state with cursors and streaks advanced by the groups that were played."""
     cursors, streaks = dict(state.seed_cursor), dict(state.streak_P or {})
+    tallies = dict(state.tally_P or {})
     for task, part in zip(tasks, collected, strict=True):
         name = task.name
         cursors[name] = place(np.uint32(part.cursor), cursors[name].sharding)
@@ -124,7 +146,13 @@ def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Colle
             ]
             after_P = count_visits(before_P, seeds, part.informative_N[part.judged_N])
             streaks[name] = place(after_P, streaks[name].sharding)
-    return dataclasses.replace(cast(Any, state), seed_cursor=cursors, streak_P=streaks)
+        if name in tallies:
+            before_P2 = jax.device_get(tallies[name])
+            after_P2 = count_solved(before_P2, part.seeds_N, *part.counts())
+            tallies[name] = place(after_P2, tallies[name].sharding)
+    return dataclasses.replace(
+        cast(Any, state), seed_cursor=cursors, streak_P=streaks, tally_P=tallies or None
+    )
 
 
 def collect_groups(

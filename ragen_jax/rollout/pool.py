@@ -2,8 +2,9 @@
 
 The pool of a run is its first P seeds. Every epoch visits each of them once, in a new random order.
 A visit may skip a problem that has been uninformative lately, as in GRESO (Zheng et al.,
-arXiv 2506.02177). The cursor counts seeds used or, with a pool, visits. The checkpoint holds the
-cursor and the streaks, so that a resumed run draws the same problems as an uninterrupted run.
+arXiv 2506.02177), or whose success is nearly certain, as in VIP (`allocation_chances`). The cursor
+counts seeds used or, with a pool, visits. The checkpoint holds the cursor, the streaks and any
+tallies, so that a resumed run draws the same problems as an uninterrupted run.
 
 Axis: P problems of the pool.
 """
@@ -25,7 +26,7 @@ def draw_seeds(
       groups: number of seeds; at most `pool`, unless that is 0.
       pool: P; 0: seeds are never used twice.
       seed: seed of the run.
-      chance_P: `play_chances`, or None: every visit plays its problem.
+      chance_P: `play_chances` or `allocation_chances`, or None: every visit plays its problem.
 
     Returns:
       (`groups` seeds, new cursor).
@@ -78,6 +79,52 @@ def play_chances(streak_P: np.ndarray, *, explore: float, least: float) -> np.nd
       float64 [P]; 1 for a problem that was not played yet or whose last visit was informative.
     """
     return np.maximum(np.float64(explore) ** np.asarray(streak_P), least)
+
+
+def allocation_chances(tally_P2: np.ndarray, *, least: float) -> np.ndarray:
+    """Return the probability that a visit plays its problem: max(2 sqrt(p (1 - p)), least).
+
+    With a fixed number of rollouts, the variance of the gradient is smallest if a problem that is
+    solved with probability p gets rollouts in proportion to sqrt(p (1 - p)), the std of its reward
+    (VIP, Nguyen et al., arXiv 2602.01601). VIP varies the size of a group and predicts p by a
+    Gaussian process. Here groups keep their size, a problem is visited more or less often, and
+    p = (solved + 1) / (played + 2) over its last visits.
+
+    Args:
+      tally_P2: float32, solved and played episodes, as in `count_solved`.
+      least: above 0, at most 1.
+
+    Returns:
+      float64 [P]; 1 for a problem that was not played yet.
+    """
+    solved_P, played_P = np.asarray(tally_P2, np.float64).T
+    p_P = (solved_P + 1) / (played_P + 2)
+    return np.maximum(2 * np.sqrt(p_P * (1 - p_P)), least)
+
+
+def init_tallies(pool: int) -> np.ndarray:
+    """Return the tallies before any visit: float32 [P, 2] zeros."""
+    return np.zeros((pool, 2), np.float32)
+
+
+def count_solved(
+    tally_P2: np.ndarray, seeds: Iterable[int], solved: Iterable[int], played: Iterable[int]
+) -> np.ndarray:
+    """Return the tallies after some visits.
+
+    Args:
+      tally_P2: float32, solved and played episodes of each problem. A visit counts half as much as
+        the next visit of the same problem, since the policy changes.
+      seeds, solved, played: seed and numbers of episodes of each group, in order.
+
+    Returns:
+      float32 [P, 2].
+    """
+    tally_P2 = np.array(tally_P2, np.float32)
+    for seed, *counts in zip(seeds, solved, played, strict=True):
+        problem = seed & 0xFFFFFFFF
+        tally_P2[problem] = tally_P2[problem] / 2 + counts
+    return tally_P2
 
 
 def init_streaks(pool: int) -> np.ndarray:

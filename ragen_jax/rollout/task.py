@@ -35,6 +35,7 @@ class CollectSettings:
     seed: int  # decides the order of the problems
     explore: float  # see `pool.play_chances`
     explore_least: float  # see `pool.play_chances`
+    allocate: bool  # whether problems are chosen by `pool.allocation_chances` instead
 
 
 SHOWN = 16  # number of problems from which the prompt length of all problems is estimated

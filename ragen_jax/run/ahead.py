@@ -98,7 +98,7 @@ class RolloutQueue:
           (TrainState updated with the played problems and, if ahead, with the samplers of the next
           steps; the played step; the metrics of its stages).
         """
-        problems = PlayedProblems(state.seed_cursor, state.streak_P)
+        problems = PlayedProblems(state.seed_cursor, state.streak_P, state.tally_P)
         if not isinstance(state, AheadState):
             problems, seen, metrics = self.sample(policy, problems, step, stage)
             return dataclasses.replace(state, **vars(problems)), seen, metrics

@@ -35,6 +35,7 @@ from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
 from ragen_jax.diagnostics.scopes import ScopeKey, ScopeSizes, Scores, collapse_metrics
 from ragen_jax.diagnostics.symptoms import symptom_metrics
+from ragen_jax.diagnostics.tags import tag_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.qwen import Qwen
@@ -221,6 +222,15 @@ def behaviour(step: StepContext, state: None, metrics: Metrics) -> tuple[None, M
     return state, measure_each_task(step, measure)
 
 
+def tags(step: StepContext, state: None, metrics: Metrics) -> tuple[None, Metrics]:
+    """Return the state and the tags/* metrics."""
+
+    def measure(index, task, episodes, return_GK):
+        return tag_metrics(episodes, task.settings.chat.token_bytes)
+
+    return state, measure_each_task(step, measure)
+
+
 def probe(step: StepContext, state: None, metrics: Metrics) -> tuple[None, Metrics]:
     """Return the state and the probe/* metrics.
 
@@ -323,6 +333,7 @@ DIAGNOSTICS = {
     "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
     "behaviour": Diagnostic(lambda d: d.every, behaviour),
     "probe": Diagnostic(lambda d: d.probe_every, probe, mediation_programs, first=True),
+    "tags": Diagnostic(lambda d: d.tags_every, tags),
     # It reads the metrics of "collapse".
     "zscores": Diagnostic(lambda d: d.every, zscores, reads_state=True, on_host=True),
     "gradients": Diagnostic(

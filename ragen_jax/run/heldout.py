@@ -13,8 +13,9 @@ from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
+from ragen_jax.diagnostics.asking import ask_metrics
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
-from ragen_jax.envs.types import SolvableEnvironment, State
+from ragen_jax.envs.types import AskingEnvironment, SolvableEnvironment, State
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.env_calls import EnvFailure, StepRequest, act, attempt
 from ragen_jax.rollout.episode import PlaySettings, Sampling
@@ -111,7 +112,8 @@ def evaluate(
         )
         penalty = task.penalties.format_penalty
         metrics = summarise(episodes, samples=samples, format_penalty=penalty)
-        metrics_E.append(metrics | success_by_style(model, params, task))
+        metrics |= _asking(task, episodes) | success_by_style(model, params, task)
+        metrics_E.append(metrics)
         episodes_E.append(episodes)
     return combine_metrics(tasks, metrics_E), episodes_E
 
@@ -143,6 +145,15 @@ def chance_success(tasks: Sequence["Task"]) -> Metrics:
             return {}
         metrics_E.append({"eval/chance_success": np.mean([bool(x["success"]) for x in ended])})
     return combine_metrics(tasks, metrics_E)
+
+
+def _asking(task: "Task", episodes: Sequence[Episode]) -> Metrics:
+    """Return eval/ask/* metrics; {} if the environment does not say what its agent must ask for."""
+    environment, (_, states) = task.heldout_environment, task.heldout or ((), ())
+    if not isinstance(environment, AskingEnvironment):
+        return {}
+    needed = [() if isinstance(s, EnvFailure) else environment.needed(s) for s in states]
+    return ask_metrics(episodes, [needed[e.group] for e in episodes], environment.asks)
 
 
 def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:

@@ -20,7 +20,7 @@ from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs, teacher_path
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import require_trust
-from ragen_jax.configs.base import INITIAL, Config
+from ragen_jax.configs.base import INITIAL, TINY_TEACHER, Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
@@ -109,7 +109,11 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     name = teacher_path(config.algorithm)
     if name is None:
         return None
-    path = hf.resolve(policy_directory(name))
+    if name == TINY_TEACHER:
+        with main_process_first("teacher"):
+            path = tiny_teacher(config)
+    else:
+        path = hf.resolve(policy_directory(name))
     tokenizer = hf.load_tokenizer(path)
     sizes = hf.model_config(path).vocab_size, policy.model.config.vocab_size
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab() or sizes[0] != sizes[1]:
@@ -127,6 +131,13 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     mesh, _ = build_meshes(config)
     model, params, _ = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     return build_model(config.model, model.config, mesh), params
+
+
+def tiny_teacher(config: Config) -> Path:
+    """Return the directory of the tiny agent that imitates lab.teacher_styles."""
+    styles = config.lab.teacher_styles or config.warmstart.styles
+    warmstart = dataclasses.replace(config.warmstart, styles=styles)
+    return tiny_model(dataclasses.replace(config, warmstart=warmstart))
 
 
 def _made_model(config: Config, workdir: Path | None, make: Callable[[Config], Path]) -> Path:

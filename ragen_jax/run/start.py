@@ -19,6 +19,7 @@ from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
 from ragen_jax.run.folder import RunFolder, open_folder
+from ragen_jax.run.interleave import build_imitation
 from ragen_jax.run.load import Policy, load_policy, load_reference, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.model_card import card_of_run
@@ -107,6 +108,7 @@ def start(
         teacher = load_reference(config, policy)
         check_success(config, tasks)
         check_images_ahead(config, tasks[0].settings.chat.images)
+        imitation = build_imitation(config, tasks[0], model.config.max_positions)
         with main_process_first("damage"):
             for line in find_damage(workdir, repair) if is_main_process() else ():
                 console(f"warning: {line}")
@@ -149,6 +151,7 @@ def start(
         ),
         step_rows=learner.step_rows,
         diagnosis=config.diagnose,
+        imitation=imitation,
         sampler_weights=config.lab.sampler_weights,
         stopping=config.stopping,
         regimes=config.regimes,

@@ -36,6 +36,7 @@ from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.folder import RunFolder
 from ragen_jax.run.heldout import chance_success, evaluate
+from ragen_jax.run.interleave import Imitation, Learned
 from ragen_jax.run.judgement import judgement_lines
 from ragen_jax.run.log import (
     MetricsLog,
@@ -54,7 +55,7 @@ from ragen_jax.run.step import Played
 from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import take_failures
-from ragen_jax.update.learner import Selection, StepCredit
+from ragen_jax.update.learner import Learner, Selection, StepCredit
 from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Run:
     precompiler: Precompiler
     fresh: bool  # whether the run starts at step 0, without a checkpoint
     completions: int  # replies printed in each step
+    imitation: Imitation | None  # steps that imitate demonstrations; None: none
     sampler_weights: str  # a key of model/rounding.py: PRECISIONS
     preemption: Preemption
 
@@ -189,6 +191,12 @@ class Run:
         for number in bar:
             yield number
             bar.set_postfix_str(live_figures(self.log.last))
+
+    def lesson(self, step: int, learner: Learner, state: TrainState, learned: Learned) -> Learned:
+        """Return what the update of a step learns from: its episodes, or demonstrations."""
+        if self.imitation is None:
+            return learned
+        return self.imitation.replace(step, learner, state, learned)
 
     def prepare_first_step(self, policy: Params) -> None:
         """Compile the rollout programs that precompile.py leaves out; evaluate a new run."""

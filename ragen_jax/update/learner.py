@@ -445,6 +445,37 @@ def assign_credit(
     )
 
 
+def assign_imitation(
+    learner: Learner, state: TrainState, batch: Batch, members: int
+) -> tuple[Selection, StepCredit]:
+    """Return the selection and credit with which `update` imitates a batch of demonstrations.
+
+    Every token has the advantage 1 and, before the first update, the ratio 1, so that the policy
+    loss has the gradient of the mean negative log-likelihood. The other terms of the loss stay.
+
+    Args:
+      batch: padded to learner.step_rows; its episodes fill groups of `members`.
+    """
+    rows_B = np.flatnonzero(batch.weight_B > 0)
+    temperature = np.float32(learner.loss.temperature)
+    params = state.params
+    logp_BT, entropy_BT = _pass(learner, statistics, params, batch, rows_B, temperature)
+    groups = sum(part.groups for part in learner.parts)
+    selection = Selection(
+        np.ones((groups, members), bool), np.zeros(groups, np.float32), logp_BT, entropy_BT
+    )
+    credit = StepCredit(
+        advantage_BT=batch.mask_BT,
+        target_BT=None,
+        value_BT=None,
+        old_logp_BT=(batch.mask_BT * logp_BT).astype(np.float32),
+        loss_scale=1.0,
+        metrics={},
+        gate_E=None,
+    )
+    return selection, credit
+
+
 def _zero_variance_signs(learner: Learner, outcomes: Outcomes) -> np.ndarray:
     """Return `zero_variance_signs`; raise ValueError if an environment does not define success."""
     if outcomes.success_GK is None:

@@ -33,6 +33,8 @@ class TrainState:
     regimes: RegimeState | None = None
     # environment with a pool -> int32 per problem: consecutive uninformative visits
     streak_P: dict[str, jax.Array] | None = None
+    # with collect.allocate: environment -> float32 [P, 2]: solved and played episodes per problem
+    tally_P: dict[str, jax.Array] | None = None
     zscores: ZScoreState | None = None
     critic: CriticState | None = None  # None: the algorithm has no critic
 
@@ -59,3 +61,4 @@ class PlayedProblems:
 
     seed_cursor: dict[str, jax.Array]
     streak_P: dict[str, jax.Array] | None
+    tally_P: dict[str, jax.Array] | None = None

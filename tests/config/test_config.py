@@ -133,6 +133,8 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves no room
         ("env.pool", dict(env__pool=7)),  # there are 8 groups
         ("collect.explore", dict(collect__explore=0.5)),  # needs a pool
+        ("collect.allocate", dict(collect__allocate=True)),
+        ("collect.allocate", dict(env__pool=8, collect__explore=0.5, collect__allocate=True)),
         ("algorithm.entropy_gate", dict(algorithm__entropy_gate=0.5, diagnose__every=0)),
         (
             "algorithm.entropy_gate",

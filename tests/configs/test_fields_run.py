@@ -26,7 +26,7 @@ from ragen_jax.programs.monitor import THREAD
 from ragen_jax.rollout import pages as slot_pages
 from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
-from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.rollout.pool import init_streaks, init_tallies
 from ragen_jax.run import reports as background
 from ragen_jax.run import start as start_of_run
 from ragen_jax.run.datasets import EVALUATION_SEEDS
@@ -376,6 +376,7 @@ RUNS = {
         3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED
     ),
     "diagnose.probe_every": Entry(2, lambda _, o: with_figure("probe/", o) == [1, 2], along=PROBED),
+    "diagnose.tags_every": Entry(2, lambda _, o: with_figure("tags/", o) == [2], along=PROBED),
     # Chance is 1 / problems, and the table has a row per reply.
     "diagnose.probe_problems": Entry(
         3,
@@ -498,6 +499,7 @@ def visited(make_turn, make_episode):
             seed_cursor={task.name: jnp.uint32(0)},
             kl_scale=None,
             streak_P={task.name: jnp.asarray(init_streaks(config.env.pool))},
+            tally_P={task.name: jnp.asarray(init_tallies(config.env.pool))},
         )
         for step in range(1, 41):
             state = mark_played(state, [task], [collect(task, play, state, step)])
@@ -516,6 +518,9 @@ VISITS = {
     "collect.explore_least": Entry(
         0.33, lambda _, b: 60 < b < 200, POOL | {"collect.explore": 0.1}
     ),
+    # Of a problem whose visits all end the same way, 4 episodes count: p = 1 / 6 or 5 / 6, which is
+    # played with probability 0.75.
+    "collect.allocate": Entry(True, lambda a, b: a == 40 and 50 < b < 80, POOL),
 }
 
 

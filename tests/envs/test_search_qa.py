@@ -130,6 +130,7 @@ def test_contract_and_registry():
         ({"documents": 51}, "documents must be .*at most 50, got 51"),
         ({"document_chars": 0}, "document_chars must be .*at least 1, got 0"),
         ({"total_chars": MAX_CHARS + 1}, "total_chars must be .*at most 50000, got 50001"),
+        ({"search_cost": 1.5}, "search_cost must be a number from 0 to 1, got 1.5"),
         ({"path": 5}, "path must be the name of a file or None, got 5"),
         ({"max_rows": 0}, "max_rows must be .*at least 1, got 0"),
         ({"corpus": "c.json"}, "corpus='c.json' is for questions of a file, but path is None"),
@@ -241,6 +242,15 @@ def test_a_search_shows_documents_and_goes_on(given):
     again = env.step(step.state, "search[other]")
     assert "any thing" not in env.render(again.state) and again.state.query == "other"
     assert shelf.asked == [("any  thing", 2), ("other", 2)]
+
+
+def test_a_search_may_cost_something():
+    costly, free = SearchQA(search_cost=0.25), SearchQA()
+    state = free.reset(0)
+    search, finish = free.solve(state)[0], f"finish[{state.question.answers[0]}]"
+    assert (costly.step(state, search).reward, free.step(state, search).reward) == (-0.25, 0.0)
+    assert costly.step(state, finish).reward == 1.0
+    assert costly.instructions == free.instructions + " Each search costs 0.25."
 
 
 def test_documents_are_cut_as_in_the_released_code(given):

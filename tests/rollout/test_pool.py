@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from ragen_jax.rollout.pool import count_visits, draw_seeds, init_streaks, play_chances
+from ragen_jax.rollout.pool import (
+    allocation_chances,
+    count_solved,
+    count_visits,
+    draw_seeds,
+    init_streaks,
+    init_tallies,
+    play_chances,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -103,3 +111,19 @@ def test_streaks_by_hand():
 def test_more_groups_than_problems_are_refused():
     with pytest.raises(ValueError, match="rollout.groups is 5, but env.pool has only 4"):
         draw_seeds(0, 5, pool=4, seed=0)
+
+
+def test_allocation_by_hand():
+    tally_P2 = np.array([[0, 0], [2, 6], [6, 6], [0, 6], [98, 98]], np.float32)
+    found = allocation_chances(tally_P2, least=0.3)
+    want = [1, 2 * np.sqrt(15) / 8, 2 * np.sqrt(7) / 8, 2 * np.sqrt(7) / 8, 0.3]
+    np.testing.assert_allclose(found, want)
+
+
+def test_older_visits_count_half():
+    high = 3 << 32
+    tally_P2 = count_solved(init_tallies(3), [high + 1, high + 2], [1, 0], [4, 2])
+    np.testing.assert_array_equal(tally_P2, [[0, 0], [1, 4], [0, 2]])
+    tally_P2 = count_solved(tally_P2, [high + 1, high + 1], [4, 0], [4, 4])
+    np.testing.assert_array_equal(tally_P2, [[0, 0], [2.25, 7], [0, 2]])
+    assert tally_P2.dtype == np.float32

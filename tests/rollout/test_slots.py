@@ -79,7 +79,13 @@ def played_by(name, context, layers=2, kinds=(), **limits):
             sampling=Sampling(temperature=1.0),
         ),
         collecting=CollectSettings(
-            groups=7, max_rounds=1, pool=0, seed=SEED, explore=1.0, explore_least=0.01
+            groups=7,
+            max_rounds=1,
+            pool=0,
+            seed=SEED,
+            explore=1.0,
+            explore_least=0.01,
+            allocate=False,
         ),
         key=stream_key(Purpose.PLAY, SEED, 0),
         group_size=5,

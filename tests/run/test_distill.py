@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ragen_jax
-from ragen_jax.configs import recipes, sokoban
+from ragen_jax.configs import organism, recipes, sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 
@@ -97,3 +97,24 @@ def test_teachers_that_cannot_be_used_are_refused(agent, student, language_model
         config = config_of(student, teacher)
         with pytest.raises(ValueError, match=message):
             ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL)
+
+
+def test_a_tiny_teacher_imitates_its_own_styles(tmp_path, monkeypatch):
+    """Its KL is 0 with the styles of the policy, whose initial parameters it then has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = organism.get_config("sokoban+distill")
+    config.algorithm.kl_reference = "tiny"
+    brief = dict(rooms=256, success=0.0, check_every=20, check_episodes=4, layers=1, width=32)
+    config.warmstart.update(brief)
+    kl = {}
+    for name, styles in (("same", {}), ("other", dict(grounded=0.1, template=0.9))):
+        config.lab.teacher_styles = styles
+        fields = SMALL | {"steps": 1, "diagnose.probe_every": 0}
+        ragen_jax.train(config, workdir=tmp_path / name, overrides=fields)
+        (row,) = rows_of(tmp_path / name)
+        kl[name] = row["update/kl"]
+    assert abs(kl["same"]) < 1e-5 and kl["other"] > 1e-3, kl
+    assert len(list((tmp_path / "cache/ragen_jax/models").glob("tiny_*[!.lock]"))) == 2
+    config.model.path = "DIR"
+    with pytest.raises(ValueError, match="config.algorithm.kl_reference is 'tiny'; only the tiny"):
+        ragen_jax.train(config, workdir=tmp_path / "refused", overrides=SMALL)
