@@ -8,7 +8,6 @@ from ragen_jax.configs.experiments.experiment import Experiment
 from ragen_jax.configs.experiments.organism import ORGANISM_EXPERIMENTS
 from ragen_jax.configs.experiments.referee import (
     NOT_TO_CONCLUDE,
-    OPEN_CLAIMS,
     REFEREE,
     REFEREE_EXPERIMENTS,
     REFEREE_QUICK,
@@ -18,7 +17,6 @@ from ragen_jax.configs.experiments.tasks import TASK_EXPERIMENTS
 __all__ = [
     "EXPERIMENTS",
     "NOT_TO_CONCLUDE",
-    "OPEN_CLAIMS",
     "OTHER_CLAIMS",
     "REFEREE",
     "REFEREE_QUICK",

@@ -4,6 +4,7 @@ They are tried on agents whose truth is known: the model organism of configs/org
 """
 
 import dataclasses
+from typing import Any
 
 from ragen_jax.configs.experiments.experiment import (
     FEWER_FILES,
@@ -26,12 +27,39 @@ SHORT: Fields = {
 }
 SEEDS = (70, 71, 72, 73, 74)  # different from those of the other experiments
 MISMATCH_PAPER, COLLAPSE_PAPER = "arXiv 2605.14220", "arXiv 2605.21125"
-PAIRS_PAPER = "arXiv 2602.03452"
+PAIRS_PAPER, ALLOCATION_PAPER = "arXiv 2602.03452", "arXiv 2602.01601"
+SPIKES_PAPER, ASKING_PAPER = "arXiv 2606.26027", "arXiv 2603.12109"
+SIXTEEN_BY_FOUR: Fields = {"rollout.groups": 16, "rollout.group_size": 4}
 # Doses of a difference between sampler and trainer, smallest first.
 NOISES = {f"noise {std}": {"lab.sampler_noise": std} for std in (0.3, 1.0, 3.0)}
 WEIGHTS = {f"{x} weights": {"lab.sampler_weights": x} for x in ("bfloat16", "int8", "float8")}
+DISTILLATION_PAPER, QUESTION = "arXiv 2605.11182", "question of this page"
+# Teachers that imitated almost only one style, up to the same success as the student. A style that
+# a teacher never saw would have a log-prob of about -18, and its gradient would dwarf all others.
+TEACHERS = {
+    "informed teacher": {"grounded": 0.98, "template": 0.02},
+    "uninformed teacher": {"grounded": 0.02, "template": 0.98},
+}
+REWARD = ("", ", reward")  # distillation alone, and with GRPO's loss
 CAP = {"algorithm.mismatch_cap": 2.0}
 CAPPED = ("noise 1.0", "noise 3.0", "float8 weights")  # doses that are also tried with weights
+
+
+PAIRS: Fields = {
+    **{"filter.strategy": "pairs", "filter.value": 4.0},
+    **{"filter.metric": "reward_mean", "filter.include_zero": True},
+}
+
+
+def taught(styles: dict[str, float], **fields: Any) -> Fields:
+    """Return the fields of a student of a tiny agent that imitated a mixture of styles.
+
+    Args:
+      fields: further fields of `algorithm`.
+    """
+    teacher: Fields = {"algorithm.kl_reference": "tiny", "algorithm.kl_kind": "exact"}
+    more = {f"algorithm.{name}": value for name, value in fields.items()}
+    return NONE | teacher | {"lab.teacher_styles": styles} | more
 
 
 def claims(source: str, *treatments: str, sign: int, reference: str = "") -> tuple[Claim, ...]:
@@ -109,16 +137,15 @@ REFEREE_EXPERIMENTS = {
     # In FrozenLake a third of the groups of four have no gradient.
     "signals": Experiment(
         question="Do virtual rewards in groups without gradient, or pairs of a hard and an easy "
-        "prompt, teach more or keep more information than a choice of groups by reward variance?",
+        "prompt, with and without weights, teach more or keep more information than a choice of "
+        "groups by reward variance?",
         config="organism:frozen_lake",
-        settings={"16 x 4": {"rollout.groups": 16, "rollout.group_size": 4}},
+        settings={"16 x 4": SIXTEEN_BY_FOUR},
         treatments={
             "virtual rewards": NONE | {"algorithm.virtual_rewards": 1},
             "RL-ZVP": NONE | {"algorithm.zvp_coef": 0.1},
-            "4 pairs": {
-                **{"filter.strategy": "pairs", "filter.value": 4.0},
-                **{"filter.metric": "reward_mean", "filter.include_zero": True},
-            },
+            "4 pairs": PAIRS,
+            "4 weighted pairs": PAIRS | {"algorithm.name": "weighted_grpo"},
             "top-k 0.5": {"filter.strategy": "top_k", "filter.value": 0.5},
             "top-p 0.9": TOP_P,
             "no filter": NONE,
@@ -132,8 +159,114 @@ REFEREE_EXPERIMENTS = {
             *claims(COLLAPSE_PAPER, "virtual rewards", sign=1),
             *claims(PAIRS_PAPER, "4 pairs", sign=1, reference="top-p 0.9"),
             *claims(PAIRS_PAPER, "4 pairs", sign=1, reference="top-k 0.5"),
+            *claims(PAIRS_PAPER, "4 weighted pairs", sign=1, reference="top-k 0.5"),
+            *claims(PAIRS_PAPER, "4 weighted pairs", sign=1, reference="4 pairs"),
         ),
         paper=f"{COLLAPSE_PAPER}, {PAIRS_PAPER}",
+    ),
+    # Each problem of the pool is visited about five times; slips make its success uncertain.
+    "allocation": Experiment(
+        question="Does it teach more, or keep more information, to play problems in proportion to "
+        "the standard deviation of their expected reward?",
+        config="organism:frozen_lake",
+        settings={"16 x 4, pool of 64": {**SIXTEEN_BY_FOUR, "env.pool": 64}},
+        treatments={
+            "allocation": NONE | {"collect.allocate": True},
+            "uniform": NONE,
+        },
+        seeds=SEEDS,
+        common_fields=SHORT | {"warmstart.options": {"slip": 0.02}},
+        doubt="Longer runs, in which the success of a problem is known better; a larger pool with "
+        "more problems that are always solved or always failed; or the paper's own form, which "
+        "varies the size of a group and predicts success from other problems.",
+        minutes=0.5,
+        claims=claims(ALLOCATION_PAPER, "allocation", sign=1),
+        paper=ALLOCATION_PAPER,
+    ),
+    # Half of the student's reasoning is grounded, half is templates.
+    "distillation": Experiment(
+        question="Does on-policy distillation keep the information in a student's reasoning: with "
+        "a teacher whose reasoning depends on its input, and with a teacher, of equal success, "
+        "whose reasoning does not? With and without reward?",
+        config="organism:sokoban",
+        settings={"entropy 0": {"algorithm.entropy_coef": 0.0, "rollout.group_size": 8}},
+        treatments={
+            **{x: taught(TEACHERS[x], name="distill", kl_coef=1.0) for x in TEACHERS},
+            **{f"{x}, reward": taught(TEACHERS[x], kl_coef=0.1) for x in TEACHERS},
+            "no teacher": NONE,
+        },
+        seeds=SEEDS,
+        common_fields=SHORT,
+        doubt="A teacher that lost its information in training instead of imitation; a teacher "
+        "that is much better than its student; longer replies, on whose prefixes a teacher knows "
+        "less; or another weight of the KL.",
+        minutes=0.7,
+        claims=(
+            *(Claim(QUESTION, f"informed teacher{x}", "information kept", 1) for x in REWARD),
+            *(Claim(QUESTION, f"uninformed teacher{x}", "information kept", -1) for x in REWARD),
+            *(
+                Claim(
+                    DISTILLATION_PAPER,
+                    f"uninformed teacher{x}",
+                    "success",
+                    -1,
+                    reference=f"informed teacher{x}",
+                )
+                for x in REWARD
+            ),
+        ),
+        paper="arXiv 2606.15912, 2606.19659, 2605.11182",
+    ),
+    # With a learning rate of 1e-3, this agent loses its success (experiment collapse).
+    "spikes": Experiment(
+        question="Do tags (</think>, <answer>, </answer>) appear where they do not belong before "
+        "an agent loses its success? Are its replies broken after that? Does imitation between the "
+        "steps of RL prevent it?",
+        config="sokoban:tiny",
+        settings={
+            f"entropy {entropy}": {"algorithm.entropy_coef": entropy, "rollout.group_size": 8}
+            for entropy in (0.05, 0.1)
+        },
+        treatments={
+            "interleaved imitation": NONE | {"algorithm.imitate_every": 2},
+            "RL alone": NONE,
+        },
+        seeds=SEEDS,
+        common_fields=SHORT
+        | {
+            **{"steps": 30, "optimizer.learning_rate": 1e-3, "diagnose.tags_every": 1},
+            "diagnose.probe_every": 0,
+        },
+        doubt="A model whose tool calls have more structure to lose than three tags, such as JSON; "
+        "an agent that fails without an entropy bonus; tags that a model has seen in other places; "
+        "or the paper's own spikes, of probabilities and not of sampled tags.",
+        minutes=0.8,
+        paper=SPIKES_PAPER,
+    ),
+    # Where a search costs 0.3, an answer without searches, which is rarely right, pays more than an
+    # answer after two searches, which is right in about half of the episodes.
+    "asking": Experiment(
+        question="Does an agent that must search for its answers stop searching while its reward "
+        "rises? Does it lose the use of what it finds? And if searches cost reward, so that it has "
+        "a reason to stop?",
+        config="search_qa:tiny",
+        settings={"SearchQA": {"rollout.group_size": 8}},
+        treatments={
+            "search cost 0.3": {"env.options.search_cost": 0.3},
+            "free searches": {},
+        },
+        seeds=SEEDS,
+        common_fields=SHORT
+        | {
+            **{"steps": 40, "eval.every": 20, "eval.episodes": 512},
+            "diagnose.probe_every": 0,
+            "warmstart.options": {"search_cost": 0.0},
+        },
+        doubt="Longer runs; an agent whose questions are its own words, so that they can be more "
+        "or less informative; a language model that knows some answers without searching; or an "
+        "agent whose searches seldom help at first, as in the paper.",
+        minutes=1.5,
+        paper=ASKING_PAPER,
     ),
     # Measured before any update: replicates are sets of held-out problems.
     "faithfulness": Experiment(
@@ -207,64 +340,33 @@ REFEREE_EXPERIMENTS |= {
         REFEREE_EXPERIMENTS["signals"],
         settings={"length penalty": {}},
         treatments=REFEREE_EXPERIMENTS["signals"].treatments
-        | {"4 pairs": REFEREE_EXPERIMENTS["signals"].treatments["4 pairs"] | {"filter.value": 2.0}},
+        | {
+            name: REFEREE_EXPERIMENTS["signals"].treatments[name] | {"filter.value": 2.0}
+            for name in ("4 pairs", "4 weighted pairs")
+        },
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
 }
 
-# Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model.
+# Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model; "":
+# there is none.
 REFEREE = {
-    name: f"{name}_language"
-    for name in ("dead_groups", "mismatch", "signals", "faithfulness", "lengths")
+    **{name: f"{name}_language" for name in ("dead_groups", "mismatch", "signals")},
+    **{"allocation": "", "distillation": "", "spikes": "", "asking": ""},
+    **{name: f"{name}_language" for name in ("faithfulness", "lengths")},
 }
 REFEREE_QUICK = ("dead_groups", "mismatch")  # the rows of `run referee --quick`
-# Claims that no experiment judges yet: (claim, paper, verdict, reason).
-OPEN_CLAIMS = (
-    (
-        "a collapse of tool calls begins with spikes of the log-probs of control tokens; "
-        "interleaved imitation prevents it",
-        "arXiv 2606.26027",
-        "not tested",
-        "needs an organism whose tool calls lose their format, and its log-probs by token",
-    ),
-    (
-        "Weighted GRPO teaches more than a choice by variance",
-        PAIRS_PAPER,
-        "not tested",
-        "its weights of pairs were not known here; the row on pairs has group-normalised "
-        "advantages without them",
-    ),
-    (
-        "rollouts are best allocated by the expected gradient of each prompt",
-        "arXiv 2602.01601",
-        "not tested",
-        "only GRESO (`collect.explore`) is in the bench ([cures](cures.md)), which is another rule",
-    ),
-    (
-        "agents stop asking while reward rises",
-        "arXiv 2603.12109",
-        "not tested",
-        "needs the axis from observation to belief in SearchQA",
-    ),
-    (
-        "on-policy distillation keeps information with a teacher that has it, and loses it with "
-        "one that has not",
-        "arXiv 2606.15912, 2606.19659, 2605.11182",
-        "not tested",
-        "a student of a teacher that has information keeps it "
-        "([distillation](../results/distillation.md)); a teacher without was not tried",
-    ),
-)
 NOT_TO_CONCLUDE = (
     "That a paper is wrong. The tiny agent has 0.2 M parameters, starts from imitation, and its "
     "replies have about twenty tokens; the runs have twenty steps. A reversed verdict says that "
     "the claim does not hold for every agent that learns in this way.",
     "That an undecided claim is false: its interval includes both answers.",
-    "That a paper's method does not work: of arXiv 2605.14220, 2605.21125, 2602.03452 and "
-    "2510.24941 only abstracts and summaries were known here. The number of virtual rewards is "
-    "constant (`ragen_jax/algorithm/zero_variance.py`), pairs have none of the weights of Weighted "
-    "GRPO (`ragen_jax/algorithm/filter.py`), and a step is a third of a reasoning "
+    "That a paper's method does not work: of arXiv 2605.14220, 2605.21125, 2602.03452, 2602.01601 "
+    "and 2510.24941 only abstracts and summaries were known here. The number of virtual rewards "
+    "is constant (`ragen_jax/algorithm/zero_variance.py`), the weights of Weighted GRPO are our "
+    "reading of its abstract (`ragen_jax/algorithm/pairs.py`), rollouts are allocated by visits "
+    "(`ragen_jax/rollout/pool.py`), and a step is a third of a reasoning "
     "(`ragen_jax/diagnostics/faithfulness.py`).",
     "That the rate of groups without gradient, or a length, is useless: both are free, and what "
     "they say about learning is another question than whether reasoning depends on its input.",

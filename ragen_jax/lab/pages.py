@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.lab import (
+    asking,
     collapse,
     correlations,
     dead_groups,
@@ -13,6 +14,7 @@ from ragen_jax.lab import (
     lengths,
     mechanism,
     rivals,
+    spikes,
     tasks,
     treatments,
 )
@@ -33,6 +35,9 @@ PAGES = {
     "tasks": tasks,
     **dict.fromkeys(("dead_groups", "dead_groups_language"), dead_groups),
     **dict.fromkeys(("mismatch", "mismatch_language", "signals", "signals_language"), rivals),
+    **dict.fromkeys(("allocation", "distillation"), rivals),
+    "asking": asking,
+    "spikes": spikes,
     **dict.fromkeys(("faithfulness", "faithfulness_language"), faithfulness),
     **dict.fromkeys(("lengths", "lengths_language"), lengths),
 }

@@ -1,8 +1,8 @@
 """The page on claims of other papers, tried on agents whose truth is known.
 
 It is written from stored rows, without any run: a row per verdict of the experiments in REFEREE,
-with the same claim on the language model next to it, and the claims that no experiment judges yet.
-p-values have Holm's correction over all verdicts of the page.
+with the same claim on the language model next to it. p-values have Holm's correction over all
+verdicts of the page.
 """
 
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 from ragen_jax.configs.experiments import (
     EXPERIMENTS,
     NOT_TO_CONCLUDE,
-    OPEN_CLAIMS,
     REFEREE,
     Experiment,
 )
@@ -30,8 +29,8 @@ def verdicts(report: Path, suffix: str = "") -> dict[str, list[Verdict] | None]:
     Args:
       suffix: "_quick" for the rows of short forms.
     """
-    names = [name for pair in REFEREE.items() for name in pair]
-    found = {}
+    names = [name for pair in REFEREE.items() for name in pair if name]
+    found: dict[str, list[Verdict] | None] = {}
     for name in names:
         runs = stored_runs(report, name, EXPERIMENTS[name], suffix)
         found[name] = PAGES[name].verdicts(EXPERIMENTS[name], runs) if runs else None
@@ -70,7 +69,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
     counts = {name: len(stored_runs(report, name, EXPERIMENTS[name], suffix)) for name in REFEREE}
     rows, missing = [], []
     for name, other in REFEREE.items():
-        listed, counterparts = found[name], found[other]
+        listed, counterparts = found[name], found.get(other)
         if listed is None:
             missing.append(name)
             continue
@@ -106,10 +105,6 @@ def write_referee(report: Path, suffix: str = "") -> str:
         "| claim | paper | ours, tiny agent | ours, SmolLM2 | verdict | p (Holm) | command |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *rows,
-        *(
-            f"| {claim} | {paper} | {reason} | | **{verdict}** | | |"
-            for claim, paper, verdict, reason in OPEN_CLAIMS
-        ),
         "",
     ]
     if missing:

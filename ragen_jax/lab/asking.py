@@ -1,0 +1,181 @@
+"""The page of experiment asking: do agents stop asking, and stop using what they are told?
+
+These rules were fixed before the runs. All figures are changes within a run: the last evaluation
+minus that before any update, on the same held-out problems. A claim is reproduced if the 95 %
+interval of the change over seeds (Student's t) is on the claimed side of 0, and reversed if it is
+on the other side:
+
+    reward     success; where searches cost reward, success minus the cost of the questions
+    questions  searches per episode (eval/ask/questions)
+    shown      fraction of the needed facts that the agent has seen (eval/ask/shown): from question
+               to observation
+    use        success with all needed facts seen minus success without (eval/ask/use): from
+               observation to belief
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ragen_jax.configs.experiments import Experiment
+from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    Rows,
+    Runs,
+    Verdict,
+    curve,
+    factors,
+    judge_difference,
+    missing_seeds,
+    updates,
+)
+from ragen_jax.lab.statistics import p_value
+from ragen_jax.storage.writers import save_figure
+
+QUESTIONS, INFORMATIVE = "eval/ask/questions", "eval/ask/informative"
+SHOWN, USE = "eval/ask/shown", "eval/ask/use"
+SHOWN_SUCCESS, BLIND_SUCCESS = "eval/ask/success_shown", "eval/ask/success_blind"
+FIGURES = (SUCCESS, QUESTIONS, INFORMATIVE, SHOWN, USE, SHOWN_SUCCESS, BLIND_SUCCESS)
+SOURCE = "arXiv 2603.12109"
+COST = "env.options.search_cost"
+
+
+def reward_at_evaluations(rows: Rows, cost: float) -> np.ndarray:
+    """Return success minus the cost of the questions, at each evaluation."""
+    _, success = curve(rows, SUCCESS)
+    _, questions = curve(rows, QUESTIONS)
+    return success - cost * questions
+
+
+def measures(cost: float) -> dict[str, Callable[[Rows], np.ndarray]]:
+    """Return {figure: function from a run's rows to its values at the evaluations}."""
+    return {
+        "reward": lambda rows: reward_at_evaluations(rows, cost),
+        "questions": lambda rows: curve(rows, QUESTIONS)[1],
+        "shown": lambda rows: curve(rows, SHOWN)[1],
+        "use": lambda rows: curve(rows, USE)[1],
+    }
+
+
+def cost_of(experiment: Experiment, treatment: str) -> float:
+    """Return the reward that a search costs with a treatment."""
+    return float(experiment.treatments.get(treatment, {}).get(COST, 0.0))
+
+
+def change(
+    experiment: Experiment, runs: Runs, treatment: str, figure: str
+) -> tuple[float, float, int]:
+    """Return (mean over seeds, 95 % half-width, degrees of freedom) of the change of a figure.
+
+    Runs without the figure at their first or last evaluation are left out.
+    """
+    of = measures(cost_of(experiment, treatment))[figure]
+    found = []
+    for (_, name, _), rows in runs.items():
+        values = of(rows) if name == treatment else ()
+        if len(values) > 1:
+            found.append(float(values[-1] - values[0]))
+    return (*interval(found), len(found) - 1)
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """Return the verdicts on questions, observations and beliefs of each treatment."""
+    _, treatments, _ = factors(runs)
+    costly = [name for name in treatments if cost_of(experiment, name)]
+    free = [name for name in treatments if name not in costly]
+    claims = [
+        *(("RL lowers the number of questions", name, "questions", -1) for name in free),
+        *(("RL lowers the use of observations", name, "use", -1) for name in free),
+        *(("reward rises", name, "reward", 1) for name in treatments),
+        *(("RL lowers the number of questions", name, "questions", -1) for name in costly),
+        *(("RL lowers the fraction of needed facts seen", name, "shown", -1) for name in costly),
+        *(("RL lowers the use of observations", name, "use", -1) for name in costly),
+    ]
+    found = []
+    for claim, treatment, figure, sign in claims:
+        mean, half_width, df = change(experiment, runs, treatment, figure)
+        text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI)"
+        found.append(
+            Verdict(
+                SOURCE if treatment in free else "organism of this page",
+                f"{claim}, `{treatment}`",
+                judge_difference(sign * mean, half_width),
+                text,
+                p_value(mean, half_width, df),
+            )
+        )
+    return found
+
+
+def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
+    """Return the text of the page, after its question and command."""
+    _, _, seeds = factors(runs)
+    lines = [
+        f"{len(runs)} runs of {max(rows[-1]['step'] for rows in runs.values())} steps, config "
+        f"{experiment.config}, seeds {', '.join(map(str, seeds))}."
+        + missing_seeds(runs, experiment.seeds),
+        "",
+        "| claim | source | change | p | verdict |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {v.claim} | {v.source} | {v.figures} | {v.p:.3f} | **{v.verdict}** |"
+            for v in verdicts(experiment, runs)
+        ),
+        "",
+        f"![success, questions, facts seen and their use]({picture})",
+        "",
+        "## Every run",
+        "",
+        "`a -> b`: before any update, and at the end. Reward: success minus the cost of the "
+        "questions. Informative: fraction of the questions that showed a needed fact for the first "
+        "time. Facts seen: fraction of the needed facts. Use: success with all needed facts seen "
+        "minus success without, which are the last two columns.",
+        "",
+        "| treatment | seed | updates | reward | success | questions | informative | facts seen | "
+        "use | success, all seen | success, others |",
+        "|" + " --- |" * 11,
+    ]
+    for (_, treatment, seed), rows in runs.items():
+        reward = reward_at_evaluations(rows, cost_of(experiment, treatment))
+        columns = [reward] + [curve(rows, name)[1] for name in FIGURES]
+        shown = [f"{x[0]:.2f} -> {x[-1]:.2f}" if len(x) else "" for x in columns]
+        cells = (treatment, seed, updates(rows), *shown)
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += [
+        "",
+        "The rule, fixed before the runs: a claim is about the change of a figure from the "
+        "evaluation before any update to the last, on the same held-out questions; it is "
+        "reproduced if the 95 % CI over seeds (Student's t) is on the claimed side of 0, and "
+        "reversed if it is on the other side. `diagnostics/asking.py` defines the figures. Where "
+        "searches cost reward, the agent has a reason to stop: it is an organism whose loss of "
+        "observations is known, and says whether the figures see it.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """Draw the figures at each evaluation, a line per run."""
+    import matplotlib.pyplot as plt
+
+    _, treatments, seeds = factors(runs)
+    figures = {
+        "held-out success": SUCCESS,
+        "questions per episode": QUESTIONS,
+        "needed facts seen": SHOWN,
+        "use: success with all facts\nminus success without": USE,
+    }
+    fig, axes = plt.subplots(1, len(figures), figsize=(13, 3), layout="constrained")
+    for axis, (title, name) in zip(axes, figures.items(), strict=True):
+        for color, treatment in zip(("tab:red", "tab:blue"), treatments, strict=False):
+            for (_, of_run, seed), rows in runs.items():
+                if of_run == treatment:
+                    label = treatment if seed == seeds[0] else None
+                    axis.plot(*curve(rows, name), ".-", color=color, linewidth=0.9, label=label)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel("step")
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+    axes[0].legend(fontsize=7)
+    save_figure(fig, path, dpi=110)
+    plt.close(fig)
