@@ -27,6 +27,10 @@ TERMS = {
     "other prompts, nats per action; 0: the action ignores the reasoning",
     "grounded": "a statement of the reasoning that is true of its prompt, where an environment can "
     "check it",
+    "misplaced tag (tags/misplaced)": "a <think>, </think>, <answer> or </answer> of a reply that "
+    "is not where it belongs",
+    "needed texts (eval/ask/shown)": "texts that an agent's questions must show it before an "
+    "answer is known; the fraction that it has seen",
     "reward variance": "variance of the returns inside a group; without it, a group teaches "
     "nothing",
     "top-p filter": "keeps the groups with the largest variance, up to a fraction p of the total",
