@@ -29,6 +29,7 @@ from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.sharding import platform_of
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
@@ -117,7 +118,10 @@ def cached_model(policy: Policy) -> Qwen:
     """
     rollout = policy.config.rollout
     return with_cache(
-        policy.model, cache_dtype=rollout.cache_dtype, cache_kernel=rollout.cache_kernel
+        policy.model,
+        cache_dtype=rollout.cache_dtype,
+        cache_kernel=rollout.cache_kernel,
+        platform=platform_of(policy.params),
     )
 
 

@@ -185,6 +185,12 @@ def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
     )
 
 
+def platform_of(params: Params) -> str:
+    """Return the platform of the devices that hold the parameters: "cpu", "gpu" or "tpu"."""
+    (device, *_) = jax.tree.leaves(params)[0].devices()
+    return str(device.platform)
+
+
 def has_other_devices(here: Mesh, mesh: Mesh) -> bool:
     """Return whether two meshes share no device: no program can move an array between them."""
     return not set(here.devices.flat) & set(mesh.devices.flat)

@@ -22,6 +22,7 @@ from ragen_jax.core.sharding import (
     gather_bytes,
     max_over_processes,
     place_rows,
+    platform_of,
     process_count,
     read_rows,
     row_shards,
@@ -82,13 +83,12 @@ def rollout(
     Raises:
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
-    (device, *_) = jax.tree.leaves(params)[0].devices()
     harness = isinstance(settings.environment, HarnessEnvironment)
     model = with_cache(
         model,
         cache_dtype=settings.cache_dtype,
         cache_kernel=settings.cache_kernel,
-        platform=device.platform,
+        platform=platform_of(params),
         keep_experts=settings.replay_experts and not harness,
     )
     chat, environment, budgets = settings.chat, settings.environment, settings.budgets

@@ -199,4 +199,5 @@ def test_a_model_without_experts_is_refused():
     with pytest.raises(ValueError, match=message):
         build_learner(load_config(config), dense, {}, make_mesh(data=1, fsdp=1, tensor=1))
     with pytest.raises(ValueError, match=message):
-        with_cache(dense, cache_dtype="model", cache_kernel="xla", keep_experts=True)
+        on_cpu = dict(cache_dtype="model", cache_kernel="xla", platform="cpu")
+        with_cache(dense, **on_cpu, keep_experts=True)
