@@ -39,6 +39,7 @@ from ragen_jax.programs.rows import expects_trees, plain_shapes
 from ragen_jax.programs.shapes import RunShapes as Shapes
 from ragen_jax.programs.shapes import host, struct
 from ragen_jax.programs.training import training_programs
+from ragen_jax.rollout import counted
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.rollout.expected import (
     ExpectedProgram,
@@ -322,18 +323,22 @@ def _compile_turn(
             first -= len(prefix_ids)
         tokens = rows_of(prompts, length_bucket(first))
         segment, logits = compiled(prefill, model, policy, tokens, rows_of(prompts), prefix)
-        compiled(
-            decode,
-            model,
-            policy,
-            _without_record(segment),
-            logits,
+        segment = _without_record(segment)
+        draws = (
             rows_of(rows, dtype=task.key.dtype),
             rows_of(rows),
             host((), jnp.float32),
-            settings=sampling.decode_settings(
-                task.settings.chat.stop_ids,
-                task.settings.budgets.max_new_tokens,
-                task.settings.chat.stops,
-            ),
         )
+        settings = sampling.decode_settings(
+            task.settings.chat.stop_ids,
+            task.settings.budgets.max_new_tokens,
+            task.settings.chat.stops,
+        )
+        if not task.settings.counted:
+            compiled(decode, model, policy, segment, logits, *draws, settings=settings)
+            return
+        carry = compiled(counted.begin, model, segment, logits, *draws, settings=settings)
+        limit = host((), jnp.int32)
+        parts = (model, policy, segment, carry, limit, *draws)
+        carry, _ = compiled(counted.resume, *parts, settings=settings)
+        compiled(counted.finish, carry)

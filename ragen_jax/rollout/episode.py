@@ -82,6 +82,8 @@ class PlaySettings:
     cache_dtype: str = "model"  # these two: see `ModelConfig`
     cache_kernel: str = "xla"
     replay_experts: bool = False  # whether turns carry the experts of their tokens (routes.py)
+    # Whether replies are decoded in parts, after which their number is shown (counted.py).
+    counted: bool = False
     # Length of first prompts, in tokens, from which slots compute the size of their cache. It is
     # fixed so that every rollout of a run has the same programs; 0: the longest first prompt.
     first_prompt: int = 0

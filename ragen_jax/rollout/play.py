@@ -11,6 +11,7 @@ process gets every episode.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -32,6 +33,7 @@ from ragen_jax.envs.types import HarnessEnvironment, State
 from ragen_jax.model.attention import LEAST_PREFIX, Segment
 from ragen_jax.model.qwen import Qwen, with_cache
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.counted import decode_counted
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, begin, observe
 from ragen_jax.rollout.episode import (
     Play,
@@ -147,7 +149,15 @@ def rollout(
             later = bool(turn) and not fresh and cache is not None
             segment = _note_prompts(segment, placed, common, later=later)
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
-            model, params, segment, logits, placed, turn, key, settings
+            model,
+            params,
+            segment,
+            logits,
+            placed,
+            turn,
+            key,
+            settings,
+            functools.partial(_count_ended, count, shard_count * rows - len(plays)),
         )
         replies = [
             (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
@@ -169,10 +179,16 @@ def _begin_counting(episodes: int) -> Callable[[int], None]:
 
     def count(finished: int) -> None:
         nonlocal counted
+        finished = max(finished, counted)  # a process may know of the others' episodes later
         add(finished - counted)
         counted = finished
 
     return count
+
+
+def _count_ended(count: Callable[[int], None], padding: int, ended: int) -> None:
+    """Count the episodes of a single turn whose rows have ended; padding rows are none of them."""
+    count(ended - padding)
 
 
 def _sample_replies(
@@ -184,10 +200,14 @@ def _sample_replies(
     turn: int,
     key: jax.Array,
     settings: PlaySettings,
+    count: Callable[[int], None],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
     """Return (tokens_BT, logp_BT, count_B, reply).
 
     The arrays cover this process's rows; `reply` has the keys and values of all rows.
+
+    Args:
+      count: as in `decode_counted`; called with `settings.counted`.
     """
     sampling, max_new_tokens = settings.sampling, settings.budgets.max_new_tokens
     real = [play is not None for play in placed]
@@ -197,18 +217,13 @@ def _sample_replies(
         [play.member if play else 0 for play in placed],
         turn,
     )
-    sampled = decode(
-        model,
-        params,
-        segment,
-        logits,
-        keys_B,
-        place_rows(np.where(real, max_new_tokens, 0).astype(np.int32)),
-        np.float32(sampling.temperature),
-        settings=sampling.decode_settings(
-            settings.chat.stop_ids, max_new_tokens, settings.chat.stops
-        ),
-    )
+    budget_B = place_rows(np.where(real, max_new_tokens, 0).astype(np.int32))
+    arguments = (model, params, segment, logits, keys_B, budget_B, np.float32(sampling.temperature))
+    decoding = sampling.decode_settings(settings.chat.stop_ids, max_new_tokens, settings.chat.stops)
+    if settings.counted:
+        sampled = decode_counted(*arguments, settings=decoding, count=count)
+    else:
+        sampled = decode(*arguments, settings=decoding)
     tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
     return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply
 

@@ -358,20 +358,67 @@ def decode(
     Returns:
       The replies; a reply without a stop token or stop string was truncated by its budget.
     """
-    B, (N, V), T = keys_B.shape[0], logits_NV.shape, settings.max_tokens
-    start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
+    draws = Draws(keys_B, budget_B, temperature, settings)
+    carry = first_tokens(model, segment, logits_NV, draws)
+    return replies(more_tokens(model, params, segment, carry, draws, settings.max_tokens))
 
-    def draw(index, logits_BV, done_B, state_B):
-        scaled_BV = settings.filter_logits(logits_BV / temperature)
-        token_B, logp_B = choose(scaled_BV, noise(keys_B, index, V))
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """The arguments of `decode` that decide on tokens."""
+
+    keys_B: jax.Array
+    budget_B: Array
+    temperature: jax.Array
+    settings: DecodeSettings
+
+    def draw(
+        self, index: jax.Array | int, logits_BV: jax.Array, done_B: jax.Array, state_B: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Return (token_B, logp_B, done_B, state_B) of the token at `index`."""
+        V = logits_BV.shape[1]
+        scaled_BV = self.settings.filter_logits(logits_BV / self.temperature)
+        token_B, logp_B = choose(scaled_BV, noise(self.keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
-        state_B, stops_B = settings.follow(state_B, token_B, V)
-        done_B = done_B | stops_B | (index + 1 >= budget_B)
-        return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, state_B
+        next_B, stops_B = self.settings.follow(state_B, token_B, V)
+        done_B = done_B | stops_B | (index + 1 >= self.budget_B)
+        return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, jnp.asarray(next_B)
+
+
+# (index of the next token, token_B, done_B, (keys, values, experts) of the replies, tokens_BT,
+# logp_BT, count_B, state_B of the stop strings)
+Carry = tuple[Any, ...]
+
+
+def first_tokens(model: Qwen, segment: Segment, logits_NV: jax.Array, draws: Draws) -> Carry:
+    """Draw the first token of every reply of `decode`."""
+    B, N, T = draws.keys_B.shape[0], logits_NV.shape[0], draws.settings.max_tokens
+    done_B = jnp.asarray(draws.budget_B <= 0)
+    count_B = (~done_B).astype(jnp.int32)
+    logits_BV = jnp.repeat(logits_NV, B // N, axis=0)
+    token_B, logp_B, done_B, state_B = draws.draw(0, logits_BV, done_B, jnp.zeros(B, jnp.int32))
+    return (
+        jnp.int32(1),
+        token_B,
+        done_B,
+        (empty_reply(segment.k, B, T), empty_reply(segment.v, B, T), no_experts(model, B, T)),
+        jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
+        jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
+        count_B,
+        state_B,
+    )
+
+
+def more_tokens(
+    model: Qwen, params: Params, segment: Segment, carry: Carry, draws: Draws, limit: Array | int
+) -> Carry:
+    """Continue the replies of `decode` until `limit` tokens are drawn or all replies have ended."""
+    B, N = draws.keys_B.shape[0], segment.length_N.shape[0]
+    start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
 
     def body(carry):
-        index, token_B, done_B, *memory, tokens_BT, logp_BT, count_B, state_B = carry
+        index, token_B, done_B, memory, tokens_BT, logp_BT, count_B, state_B = carry
         reply_k, reply_v, kept = memory
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
         hidden, (k, v), experts = read_tokens(
@@ -381,29 +428,17 @@ def decode(
         memory = reply_k, reply_v, put_experts(kept, experts, index - 1)
         count_B = count_B + ~done_B
         logits_BV = output_logits(params, hidden[:, 0])
-        token_B, logp_B, done_B, state_B = draw(index, logits_BV, done_B, state_B)
+        token_B, logp_B, done_B, state_B = draws.draw(index, logits_BV, done_B, state_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
         logp_BT = jax.lax.dynamic_update_slice_in_dim(logp_BT, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, *memory, tokens_BT, logp_BT, count_B, state_B
+        return index + 1, token_B, done_B, memory, tokens_BT, logp_BT, count_B, state_B
 
-    done_B = budget_B <= 0
-    count_B = (~done_B).astype(jnp.int32)
-    logits_BV = jnp.repeat(logits_NV, B // N, axis=0)
-    token_B, logp_B, done_B, state_B = draw(0, logits_BV, done_B, jnp.zeros(B, jnp.int32))
-    carry = (
-        jnp.int32(1),
-        token_B,
-        done_B,
-        empty_reply(segment.k, B, T),
-        empty_reply(segment.v, B, T),
-        no_experts(model, B, T),
-        jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
-        jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
-        count_B,
-        state_B,
-    )
-    carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
-    _, _, _, reply_k, reply_v, kept, tokens_BT, logp_BT, count_B, _ = carry
+    return jax.lax.while_loop(lambda c: (c[0] < limit) & ~c[2].all(), body, carry)
+
+
+def replies(carry: Carry) -> Sampled:
+    """Return the replies that have ended."""
+    _, _, _, (reply_k, reply_v, kept), tokens_BT, logp_BT, count_B, _ = carry
     length_B = jnp.maximum(count_B - 1, 0)
     reply = Segment(k=reply_k, v=reply_v, length_N=length_B, experts_NTX=kept)
     return Sampled(

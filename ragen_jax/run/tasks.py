@@ -30,6 +30,7 @@ from ragen_jax.core.sharding import main_process_first
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.types import HarnessEnvironment
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
+from ragen_jax.rollout.counted import PART
 from ragen_jax.rollout.env_calls import EnvFailure, begin, identify
 from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.task import Task
@@ -135,6 +136,8 @@ def _build(
             cache_dtype=config.rollout.cache_dtype,
             cache_kernel=config.rollout.cache_kernel,
             replay_experts=config.rollout.replay_experts,
+            # With several turns, the episodes that end with each turn are counted.
+            counted=config.env.max_turns == 1 and config.rollout.max_new_tokens > PART,
         ),
         heldout_environment=heldout_environment,
         heldout=heldout,
