@@ -622,7 +622,8 @@ class Warmstart(Section):
     kv_heads: int = whole(1, 1, 64, TINY)
     mlp_width: int = whole(256, 1, 2**14, TINY)
     # Its layers: dense | windowed (half of them read the last 32 positions only, as in
-    # Gemma 3) | experts (2 of 8 for each token, as in Qwen3-MoE)
+    # Gemma 3) | experts (2 of 8 for each token, as in Qwen3-MoE) | hybrid (half of them have
+    # linear attention, as in Qwen3.5)
     kind: str = one_of(DENSE, KINDS, TINY)
     tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
     tower_width: int = whole(64, 16, 4096, TINY, WITH_VISION)

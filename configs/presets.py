@@ -56,9 +56,9 @@ SHARDED = {
 # The same for a mixture of experts: while sampling, each device holds a part of the experts.
 SPREAD = {"sampling_mesh.data": 1, "sampling_mesh.expert": -1}
 
-# Preset llm is for any Qwen2.5, Qwen3, Llama 3 or Gemma 3 model in model.path. It leaves fields
-# open that depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them
-# in unless the command line sets them.
+# Preset llm is for any Qwen2.5, Qwen3, Qwen3.5, Llama 3 or Gemma 3 model in model.path. It leaves
+# fields open that depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills
+# them in unless the command line sets them.
 OPEN_FIELDS = {
     "model.path": str,  # no default
     "model.dtype": str,  # float32 on CPU (bfloat16 is slower there), otherwise bfloat16

@@ -38,7 +38,7 @@ def need_path(config: ConfigDict) -> None:
     if config.model.path is None:
         raise ValueError(
             "config.model.path is None; preset llm needs --config.model.path=DIR_OR_HUB_ID, a "
-            "Qwen2.5, Qwen3, Llama 3 or Gemma 3 model in Hugging Face format"
+            "Qwen2.5, Qwen3, Qwen3.5, Llama 3 or Gemma 3 model in Hugging Face format"
         )
 
 

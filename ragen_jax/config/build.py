@@ -376,11 +376,13 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
     """Return the `ModelConfig` of the tiny agent that imitation learning trains.
 
     Raises:
-      ValueError: the tower's heads are too narrow for rotary embeddings, or its model has another
-        kind of layers than dense ones.
+      ValueError: the tower's heads are too narrow for rotary embeddings, its model has another
+        kind of layers than dense ones, or a hybrid has one layer.
     """
     w = config.warmstart
-    features: dict[str, Any] = kind_fields(w.kind, w.layers, w.mlp_width)
+    features: dict[str, Any] = kind_fields(
+        w.kind, w.layers, w.mlp_width, w.heads, w.width // w.heads
+    )
     if w.tower_layers:
         if w.kind != DENSE:
             raise ValueError(
@@ -448,6 +450,31 @@ def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
     kernel = kernel if m.attention == "auto" else m.attention
     changed = dict(dtype=m.dtype, attention=kernel, remat=m.remat, expert_form=best_form(platform))
     return Qwen(dataclasses.replace(shape, **changed))
+
+
+def check_state(config: Config, shape: ModelConfig) -> None:
+    """Refuse settings that a model with linear-attention layers does not support.
+
+    Raises:
+      ValueError: such a setting.
+    """
+    if not shape.has_state:
+        return
+    layer = next(i for i, kind in enumerate(shape.kinds) if kind.attention == "linear")
+    r, d = config.rollout, config.diagnose
+    for name, value, asked, why in (
+        ("rollout.slots", r.slots, r.slots > 0, "whose state cannot be kept in slots; set it to 0"),
+        ("rollout.chunk", r.chunk, r.chunk > 0, "whose state cannot be kept in slots; set it to 0"),
+        (
+            *("diagnose.probe_mediation", True, d.probe_mediation),
+            "whose state after the reasoning holds the prompt too; set it to false",
+        ),
+    ):
+        if asked:
+            raise ValueError(
+                f"config.{name} is {value!r}, but layer {layer} of the model is a linear-attention "
+                f"layer, {why}"
+            )
 
 
 def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArgs:
@@ -608,9 +635,11 @@ def build_learner(
       teacher: the model of algorithm.kl_reference, if the config names one.
 
     Raises:
-      ValueError: a load-balancing loss or a replay of experts for a model without experts.
+      ValueError: a load-balancing loss or a replay of experts for a model without experts, or what
+        `check_state` refuses.
     """
     c, a, o = config, config.algorithm, config.optimizer
+    check_state(config, model.config)
     if a.balance_coef and model.config.experts is None:
         raise ValueError(
             f"config.algorithm.balance_coef is {a.balance_coef:g}, but the model has no experts; "

@@ -38,6 +38,7 @@ RULES = (
     ("mlp", "tensor"),
     ("experts", EXPERT),
     ("router", None),
+    ("channels", None),  # of a convolution over queries, keys and values together
     ("norm", None),
     ("patch", None),
 )

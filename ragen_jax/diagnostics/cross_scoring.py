@@ -28,7 +28,7 @@ from ragen_jax.core.padding import length_bucket, pad_rows
 from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import LEAST_PREFIX, Segment, prepend
+from ragen_jax.model.attention import LEAST_PREFIX, Segment, as_segment, prepend
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
@@ -287,15 +287,17 @@ def read_prompts(
     next_N = None
     if of_params(params) is not None:
         next_N = next_positions(params, tokens_NP, length_N, start_N)
-    output: Any = model.apply({"params": params}, tokens_NP, positions, memory, keep_kv=True)
-    hidden, kv = output
+    output: Any = model.apply(
+        {"params": params}, tokens_NP, positions, memory, keep_kv=True, count_B=length_N
+    )
+    hidden, kept = output
     last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
     if prefix is None:
-        return Segment(*kv, length_N=length_N, next_position_N=next_N), last_ND
+        return as_segment(kept, length_N, next_N), last_ND
 
-    k, v = prepend(prefix, *kv)
-    length_N = prefix.length_N + length_N
-    return Segment(k=k, v=v, length_N=length_N, next_position_N=next_N), last_ND
+    k, v, *state = kept
+    kept = *prepend(prefix, k, v), *state
+    return as_segment(kept, prefix.length_N + length_N, next_N), last_ND
 
 
 @functools.partial(jax.jit, static_argnames="model")

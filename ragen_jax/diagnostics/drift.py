@@ -63,7 +63,7 @@ def log_odds_gradient(
     read_BT = rows.read_BT & (np.arange(rows.read_BT.shape[1]) == first_B[:, None])
     rows_B = np.flatnonzero(read_BT.any(1))
     layout = optimize.MinibatchLayout(
-        mesh, 1, micro_batch, len(batch.weight_B), model.config.attention
+        mesh, 1, micro_batch, len(batch.weight_B), model.config.row_form
     )
     first = TokenRows(rows.tokens_BT, read_BT)
     ((piece,),) = split_rows([rows_B], first, layout.grouping, alike=True).pieces

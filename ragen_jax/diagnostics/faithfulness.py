@@ -41,7 +41,7 @@ from ragen_jax.core.padding import length_bucket, pad_rows
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Episode, Metrics, Params, Turn
 from ragen_jax.envs.styles import UNGROUNDED, Style
-from ragen_jax.model.attention import Segment
+from ragen_jax.model.attention import Segment, as_segment
 from ragen_jax.model.likelihood import vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.model.vision.positions import next_positions, token_positions
@@ -225,20 +225,24 @@ def answer_logp(
         tokens are the action, with at least one token before them.
       hidden: as in `scorer`.
     """
-    (prompt_BX, x_B), (reasoning_BZ, z_B), (ending_BE, e_B) = prompt, reasoning, ending
+    (prompt_BX, x_B), (_, z_B), (ending_BE, e_B) = prompt, reasoning, ending
 
-    def read(tokens: jax.Array, start_B: jax.Array, memory: tuple[Segment, ...]) -> Any:
-        """Return (hidden states, keys and values) of tokens after a memory."""
+    def read(part: Padded, start_B: jax.Array, memory: tuple[Segment, ...]) -> Any:
+        """Return (hidden states, memory) of tokens after a memory."""
+        tokens, count_B = part
         positions = token_positions(params, tokens, start_B)
         tokens = constrain(tokens, "rows", None)
-        return model.apply({"params": params}, tokens, positions, memory, keep_kv=True)
+        output: Any = model.apply(
+            {"params": params}, tokens, positions, memory, keep_kv=True, count_B=count_B
+        )
+        return output[0], as_segment(output[1], count_B)
 
     start_B = next_positions(params, prompt_BX, x_B)  # position after the prompt
     memory: tuple[Segment, ...] = ()
     if not hidden:
-        memory = (Segment(*read(prompt_BX, jnp.zeros_like(x_B), ())[1], length_N=x_B),)
-    memory += (Segment(*read(reasoning_BZ, start_B, memory)[1], length_N=z_B),)
-    states = jnp.roll(read(ending_BE, start_B + z_B, memory)[0], 1, axis=1)
+        memory = (read(prompt, jnp.zeros_like(x_B), ())[1],)
+    memory += (read(reasoning, start_B, memory)[1],)
+    states = jnp.roll(read(ending, start_B + z_B, memory)[0], 1, axis=1)
     logp_BE, _ = vocabulary_statistics(states, head(params), ending_BE, 1.0)
     at_E = jnp.arange(ending_BE.shape[1])
     is_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])

@@ -389,7 +389,7 @@ def gradient_report(
             len(bucket_G),
             learner.micro_batch,
             group_rows,
-            learner.model.config.attention,
+            learner.model.config.row_form,
         ),
         direction=direction,
     )

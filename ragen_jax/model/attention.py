@@ -31,6 +31,7 @@ from jax.typing import DTypeLike
 
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
+from ragen_jax.model.delta_rule import States
 from ragen_jax.model.kernels import KERNELS
 from ragen_jax.model.page_kernel import block_size, read_page
 from ragen_jax.model.quantised import Quantised
@@ -87,11 +88,23 @@ class Segment:
     # int32 [N], the number of tokens in windowed layers, which hold no more than their window
     # (window_cache.py); None: all.
     window_N: jax.Array | None = None
+    # The states after the tokens of each row, in a model with linear-attention layers: k and v are
+    # then those of its other layers. Of several segments, the last has the state.
+    state: States | None = None
 
     @property
     def next_N(self) -> jax.Array:
         """Return the position of the token after the last, int32 [N]."""
         return self.length_N if self.next_position_N is None else self.next_position_N
+
+
+def as_segment(
+    kept: Sequence[Any], length_N: jax.Array, next_position_N: jax.Array | None = None
+) -> Segment:
+    """Return the memory of tokens, given their (keys, values) or (keys, values, state)."""
+    k, v, *state = kept
+    more = {"state": state[0]} if state else {}
+    return Segment(k, v, length_N, next_position_N=next_position_N, **more)
 
 
 def is_page(segment: Segment, rows: int) -> bool:

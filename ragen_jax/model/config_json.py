@@ -14,6 +14,8 @@ SIZES = dict.fromkeys(
         *("vocab_size", "hidden_size", "intermediate_size", "out_hidden_size", "head_dim"),
         *("num_attention_heads", "num_key_value_heads", "num_heads", "max_position_embeddings"),
         *("moe_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_conv_kernel_dim"),
+        *("linear_key_head_dim", "linear_value_head_dim", "full_attention_interval"),
     ),
     MAX_SIZE,
 )  # largest accepted values of config.json's fields

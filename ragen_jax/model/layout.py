@@ -50,8 +50,9 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
 
 def _kind(model: "Qwen", path: Any, x: jax.Array) -> jnp.dtype:
     """Return the dtype in which a parameter is read."""
-    norm = any("norm" in key.key for key in path)  # scales of norms are multiplied in float32
-    return x.dtype if norm else jnp.dtype(model.config.dtype)
+    # Scales of norms are multiplied, and decays of linear attention computed, in float32.
+    exact = any("norm" in key.key or "decay" in key.key for key in path)
+    return x.dtype if exact else jnp.dtype(model.config.dtype)
 
 
 @functools.cache

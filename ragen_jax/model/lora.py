@@ -9,8 +9,8 @@ shaped like the model's parameters:
 In a mixture of experts, gate, up and down of every expert have adapters, lora_a [L, E, I, r] and
 lora_b [L, E, r, outputs]; its router has none, so that experts are chosen as in the base model.
 
-`attach` puts them next to the kernels, where `qwen.Linear` finds them; `merge` adds them into the
-kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
+`attach` puts them next to the kernels, where `modules.Linear` finds them; `merge` adds them into
+the kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
 adapters never forms a matrix of a kernel's size.
 
 Adapters of a vision tower are a tree of the same form under the key "tower", next to "layers".
@@ -34,7 +34,7 @@ from safetensors import SafetensorError, safe_open
 from ragen_jax.core.sharding import has_other_devices, send, within_processes
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf, qwen, weights
-from ragen_jax.model.families import decoder, family_of, name_in_memory
+from ragen_jax.model.families import decoder, family_of, name_in_memory, qwen3_5
 from ragen_jax.model.families.types import SPLIT
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.vision import tensors as vision_tensors
@@ -42,12 +42,13 @@ from ragen_jax.model.vision import tensors as vision_tensors
 # Our name of a projection -> (its module in a file, layout of its kernel).
 PROJECTIONS = {
     path[1]: (name.removesuffix(".weight"), layout)
-    for path, (name, layout) in decoder.TENSORS.items()
+    for path, (name, layout) in {**decoder.TENSORS, **qwen3_5.LARGE}.items()
     if path[-1] == "kernel"
 }
-TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
+TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down, delta_qkv, delta_z, delta_o
 EXPERTS = "experts"  # the module that has the last three, of all experts, in a mixture
 OF_EXPERTS = ("gate", "up", "down")
+TOWER_DRAWS = 7  # the number of the tower's first draw
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps the model twice
@@ -88,10 +89,12 @@ def init_adapters(
       Adapters (see the module), float32.
 
     Raises:
-      ValueError: an unknown target, no target, a rank below 1, or a model without a tower.
+      ValueError: an unknown target, no target, a target that no layer has, a rank below 1, or a
+        model without a tower.
     """
     _check_rank(rank)
     targets = check_targets(targets)
+    check_layers(config, targets)
 
     def draw(kernels, first):
         layers = {}
@@ -107,7 +110,7 @@ def init_adapters(
 
     adapters = draw(_kernels(config), 0)
     if tower:
-        adapters["tower"] = draw(_tower_kernels(config), len(TARGETS))
+        adapters["tower"] = draw(_tower_kernels(config), TOWER_DRAWS)
     return adapters
 
 
@@ -337,6 +340,7 @@ def load_adapter(
         if not (directory / name).exists():
             raise ValueError(f"{path} has no {name}; an adapter needs {CONFIG} and {WEIGHTS}")
     rank, alpha, targets = _read_config(directory / CONFIG)
+    check_layers(config, targets)
     kernels = _kernels(config)
     leaves = {
         (target, leaf): (_names(config, target, leaf), shape, _stacked(target, kernels[target]))
@@ -443,7 +447,8 @@ def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.vision is None:
         raise ValueError(f"a model of family {config.family!r} has no vision tower to adapt")
     shapes = {leaf.path: leaf.shape for leaf in vision_tensors.plan(config.vision)}
-    return {target: shapes["layers", target, "kernel"] for target in TARGETS}
+    paths = {target: ("layers", target, "kernel") for target in TARGETS}
+    return {target: shapes[path] for target, path in paths.items() if path in shapes}
 
 
 def _place(target: str, modules: Container[str]) -> tuple[str, str]:
@@ -500,11 +505,12 @@ def _names(config: qwen.ModelConfig, target: str, leaf: str) -> list[str]:
     Each expert has its tensors, named like the modules of published files; layer by layer.
     """
     kernel = _kernels(config)[target]
-    name = PROJECTIONS[target][0]
-    if _stacked(target, kernel) == 2:
-        name = family_of(config).tensors["layers", EXPERTS, target][0].removesuffix(".weight")
-    name = f"{PREFIX}{name}.{LEAVES[leaf]}"
-    return [name.format(*index) for index in np.ndindex(kernel[: _stacked(target, kernel)])]
+    name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
+    if _stacked(target, kernel) == 1:
+        return [name.format(layer) for layer in config.layers_with(target)]
+    of_expert = family_of(config).tensors["layers", EXPERTS, target][0].removesuffix(".weight")
+    name = f"{PREFIX}{of_expert}.{LEAVES[leaf]}"
+    return [name.format(*index) for index in np.ndindex(kernel[:2])]
 
 
 def _module(target: str) -> str:
@@ -520,6 +526,21 @@ def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
         what = f"unknown targets {', '.join(map(str, unknown))}" if unknown else "no targets"
         raise ValueError(f"{what}; accepted: {', '.join(TARGETS)}")
     return tuple(name for name in TARGETS if name in targets)
+
+
+def check_layers(config: qwen.ModelConfig, targets: Iterable[str]) -> None:
+    """Refuse targets that no layer of the model has.
+
+    Raises:
+      ValueError: such a target.
+    """
+    kernels = _kernels(config)
+    missing = [name for name in targets if name not in kernels]
+    if missing:
+        raise ValueError(
+            f"no layer has the targets {', '.join(missing)}; accepted: {', '.join(kernels)} "
+            "(model.lora.targets)"
+        )
 
 
 def _check_rank(rank: object) -> None:

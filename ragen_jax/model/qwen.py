@@ -7,8 +7,7 @@ between layers (shape.Layer) is selected by the index of a layer's kind, which t
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
@@ -18,9 +17,11 @@ import numpy as np
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
+from ragen_jax.model import hybrid
 from ragen_jax.model.attention import KV, PageOfLayers, Segment, Tree, attend, is_page
 from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
+from ragen_jax.model.modules import ACTIVATIONS, Linear, RMSNorm, gated_mlp, with_axes
 from ragen_jax.model.page_kernel import unread_heads
 from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
@@ -33,71 +34,7 @@ from ragen_jax.model.window_cache import LayersByKind, places, tokens_held
 # on CPU costs the tiny agent as much as the layers do.
 UNROLLED_LAYERS = 4
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": nn.silu,
-    "gelu": functools.partial(nn.gelu, approximate=True),
-}
 ALL_POSITIONS = 1 << 30  # the window of a layer that reads all positions
-
-
-def _with_axes(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Return an initialiser that names its parameter's axes, for sharding.
-
-    Typed as Any because it returns a boxed array, which `Module.param` unboxes.
-    """
-    return nn.with_logical_partitioning(init, axes)
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * scale, computed in float32; with `plus_one`, * (1 + scale)."""
-
-    eps: float
-    plus_one: bool = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        first = nn.initializers.zeros if self.plus_one else nn.initializers.ones
-        scale: jax.Array = self.param("scale", _with_axes(first, ("norm",)), (x.shape[-1],))
-        if self.plus_one:
-            scale = 1 + scale
-        x32 = x.astype(jnp.float32)
-        x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
-        return (x32 * scale).astype(x.dtype)
-
-
-class Linear(nn.Module):
-    """x @ kernel [+ bias], over the last `contract` axes of x; `axes` name the kernel's axes.
-
-    The product is computed on matrices: with a batch axis, XLA's CPU backend is four times slower
-    in the backward pass.
-
-    If lora.attach has put lora_a [inputs, r] and lora_b [r, *outputs] next to the kernel,
-    (x @ lora_a) @ lora_b is added.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    contract: int = 1
-    bias: bool = False
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        inner, outer = self.shape[: self.contract], self.shape[self.contract :]
-        fan_in = math.prod(inner)
-        init = nn.initializers.normal(fan_in**-0.5)
-        kernel: jax.Array = self.param("kernel", _with_axes(init, self.axes), self.shape)
-        rows, x = x.shape[: -self.contract], x.reshape(-1, fan_in)
-        y = x @ kernel.astype(x.dtype).reshape(fan_in, -1)
-        if self.has_variable("params", "lora_a"):
-            a = self.get_variable("params", "lora_a").astype(x.dtype)
-            b = self.get_variable("params", "lora_b").astype(x.dtype)
-            y = y + (x @ a) @ b.reshape(b.shape[0], -1)
-        y = y.reshape(*rows, *outer)
-        if self.bias:
-            zeros = _with_axes(nn.initializers.zeros, self.axes[self.contract :])
-            bias: jax.Array = self.param("bias", zeros, outer)
-            y = y + bias.astype(x.dtype)
-        return y
 
 
 class Block(nn.Module):
@@ -134,21 +71,28 @@ class Block(nn.Module):
         D, H, K, hd, F = c.width, c.heads, c.kv_heads, c.head_dim, c.mlp_width
 
         def project(name, heads, axis):
-            axes = ("embed", axis, "head")
-            y = Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
+            axes, gated = ("embed", axis, "head"), c.output_gate and name == "q"
+            y = Linear((D, heads, hd * (1 + gated)), axes, bias=c.qkv_bias, name=name)(h)
             y = constrain(y, "rows", None, axis, None)
+            if gated:
+                y, gates[:] = y[..., :hd], [y[..., hd:]]
             normed = c.qk_norm and name in ("q", "k")
             return norm(name=f"{name}_norm")(y) if normed else y
 
         def finish(y, name):
             return norm(name=f"{name}_post_norm")(y) if c.post_norms else y
 
+        gates: list[jax.Array] = []  # of attention's result
         h = norm(name="attention_norm")(x)
         scaled = c.attention in SCALED_QUERIES and not segment_kvs
         scale = hd**-0.5 if scaled else 1.0
         if c.score_dim:  # attention divides the scores by the root of head_dim
             scale *= (hd / c.score_dim) ** 0.5
-        q = rotate(project("q", H, "heads"), [scale * x for x in angles])
+        q = project("q", H, "heads")
+        if c.rotary_dim:  # the angles do not reach all numbers of a head
+            q = rotate(q * scale, angles)
+        else:
+            q = rotate(q, [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         rounded = None
@@ -160,6 +104,8 @@ class Block(nn.Module):
             for kv, lengths in zip(segment_kvs, segment_rows, strict=True)
         ]
         a = _attend_as(c, kind, q, k, v, segments, tree)
+        for gate in gates:
+            a = a * jax.nn.sigmoid(gate)
         o = Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
         x = x + finish(o, "attention")
         x = constrain(x, "rows", None, None)
@@ -171,9 +117,7 @@ class Block(nn.Module):
             mlp = ExpertMLP(c.experts, c.expert_form, act, name="experts")
             down, routing = mlp(h, router, replay)
         else:
-            gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
-            up = Linear((D, F), ("embed", "mlp"), name="up")(h)
-            down = Linear((F, D), ("mlp", "embed"), name="down")(act(gate) * up)
+            down = gated_mlp(h, F, act)
         x = x + finish(down, "mlp")
         x = constrain(x, "rows", None, None)
         kv = None
@@ -235,6 +179,7 @@ class Qwen(nn.Module):
         keep_kv: bool = False,
         keep_routing: bool = False,
         replay_BTX: jax.Array | None = None,
+        count_B: jax.Array | None = None,
     ) -> tuple[Any, ...]:
         """Run the layers over new tokens.
 
@@ -253,16 +198,22 @@ class Qwen(nn.Module):
           keep_routing: whether to return the new tokens' experts, in a model that has experts.
           replay_BTX: int, the experts of each token in each layer, layer after layer, as in
             `experts.route`; None: the router chooses them.
+          count_B: int32, with keep_kv in a model that has a state: the number of tokens of each
+            row that enter the state; None: all.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None), and
-          with keep_routing the `Routing` of [L, B, T].
+          with keep_routing the `Routing` of [L, B, T]. In a model that has linear-attention layers,
+          k and v are those of the others, and a third is their state.
 
         Raises:
-          ValueError: three positions per token for a model with one.
+          ValueError: three positions per token for a model with one, or a tree for a model that
+            has a state.
         """
         c = self.config
-        init = _with_axes(nn.initializers.normal(0.02), ("vocab", "embed"))
+        if c.has_state and tree is not None:
+            raise ValueError("a model with linear-attention layers cannot read a prefix tree")
+        init = with_axes(nn.initializers.normal(0.02), ("vocab", "embed"))
         embed: jax.Array = self.param("embed", init, (c.vocab_size, c.width))
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
@@ -280,7 +231,9 @@ class Qwen(nn.Module):
             "windowed": (c.window_rope_theta,),
         }
         angles = tuple(
-            rotary_angles(positions, c.head_dim, *rotary[name]) for name in c.attention_kinds
+            rotary_angles(positions, c.rotary_dim or c.head_dim, *rotary[name])
+            for name in c.attention_kinds
+            if name in rotary
         )
         # Look embeddings up on the devices that hold the table's columns, then move them to the
         # rows' devices: XLA would otherwise copy the result to all devices.
@@ -312,6 +265,9 @@ class Qwen(nn.Module):
             )
 
         kvs: Any = tuple((segment.k, segment.v) for segment in segments)
+        if c.has_state:
+            x, kept = self._hybrid(x, angles, rows_of("full"), kvs, segments, keep_kv, count_B)
+            return RMSNorm(c.norm_eps, c.norm_plus_one, name="final_norm")(x), kept
         # The kernel reads a layer from the array of all layers.
         by_kernel = c.cache_kernel == "pages" and tokens_BT.shape[1] == 1
         paged = [by_kernel and is_page(segment, len(tokens_BT)) for segment in segments]
@@ -380,6 +336,26 @@ class Qwen(nn.Module):
         shape = c.layers, *tokens_BT.shape
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
+    def _hybrid(self, x, angles, rows, kvs, segments, keep_kv, count_B):
+        """Run layers of which some have linear attention; see model/hybrid.py."""
+        c = self.config
+        if self.is_initializing():
+            self.param("layers", lambda key: hybrid.init_layers(c, Block(c, parent=None), x, key))
+        block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
+
+        def full(params, x, memory):
+            args = x, angles, rows, keep_kv, None, None, memory
+            x, (kv, _) = block(c, parent=None).apply({"params": params}, *args)
+            return x, kv
+
+        return hybrid.run_layers(
+            c,
+            self.variables["params"]["layers"],
+            *(x, full, kvs, segments[-1].state if segments else None, count_B),
+            keep=keep_kv,
+            unrolled=hybrid.is_unrolled(c, UNROLLED_LAYERS),
+        )
+
 
 def with_cache(
     model: Qwen, *, cache_dtype: str, cache_kernel: str, platform: str, keep_experts: bool = False
@@ -391,8 +367,8 @@ def with_cache(
       keep_experts: whether calls return the experts of each token (rollout/routes.py).
 
     Raises:
-      ValueError: the kernel does not read the model's heads or its windowed layers, or experts of a
-        model that has none.
+      ValueError: the kernel does not read the model's heads or layers, or a model without experts
+        is to keep them.
     """
     if keep_experts and model.config.experts is None:
         raise ValueError(
@@ -407,6 +383,11 @@ def with_cache(
         raise ValueError(
             "config.rollout.cache_kernel is 'pages', which reads all positions, but the model has "
             "windowed layers; set it to xla"
+        )
+    if cache_kernel == "pages" and model.config.has_state:
+        raise ValueError(
+            "config.rollout.cache_kernel is 'pages', but the model has linear-attention layers; "
+            "set it to xla"
         )
     config = dataclasses.replace(
         model.config,

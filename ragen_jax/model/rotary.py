@@ -75,7 +75,14 @@ def rotary_angles(
 
 
 def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:
-    """Apply the rotary embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
+    """Apply the rotary embedding, halves convention (RoFormer, arXiv 2104.09864), in float32.
+
+    Angles for fewer numbers than a head has turn the first of them.
+    """
     cos, sin = angles
+    turned = 2 * cos.shape[-1]
+    if turned < x_BTHD.shape[-1]:
+        first = rotate(x_BTHD[..., :turned], angles)
+        return jnp.concatenate([first, x_BTHD[..., turned:]], -1)
     a, b = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)

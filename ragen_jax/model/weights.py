@@ -112,9 +112,16 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
     for path, leaf in abstract.items():
         name, layout = tensors[path]
         stacked = name.count("{}")
-        names = tuple(name.format(*index) for index in np.ndindex(leaf.shape[:stacked]))
+        of_layers = config.layers_with(path[1]) if stacked else ()
+        indices = np.ndindex(leaf.shape[:stacked])
+        names = tuple(name.format(*_numbers(of_layers, index)) for index in indices)
         leaves.append(Leaf(path, names, layout, leaf.shape, stacked))
     return tuple(leaves)
+
+
+def _numbers(of_layers: Shape, index: Shape) -> Shape:
+    """Return the numbers in the name of a tensor at an index of a stack of these layers."""
+    return (of_layers[index[0]], *index[1:]) if index else ()
 
 
 def _groups(layout: str, ndim: int) -> tuple[tuple[int, ...], ...]:
@@ -412,7 +419,9 @@ def to_tensors(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
         indices = np.ndindex(leaf.shape[: leaf.stacked])
         for index, name in zip(indices, leaf.names, strict=True):
             part = Part(params[leaf.path], index, leaf.layout)
-            at = index[0] if index else -1 if leaf.path == ("embed",) else config.layers
+            at = -1 if leaf.path == ("embed",) else config.layers
+            if index:
+                at = config.layers_with(leaf.path[1])[index[0]]
             order.append((at, StoredTensor(name, leaf.tensor_shape, (part,))))
     return [tensor for _, tensor in sorted(order, key=lambda entry: entry[0])]
 

@@ -82,9 +82,17 @@ class Work:
 
     @property
     def _attention_weights(self) -> int:
+        """Number of matrix entries of attention; with linear attention, the mean over layers."""
         c = self.config
-        attention = c.width * (c.heads + 2 * c.kv_heads) * c.head_dim
-        return attention + c.heads * c.head_dim * c.width
+        queries = c.heads * (2 if c.output_gate else 1)
+        full = c.width * (queries + 2 * c.kv_heads) * c.head_dim
+        full += c.heads * c.head_dim * c.width
+        if c.delta is None:
+            return full
+        d, linear = c.delta, len(c.layers_with("delta_qkv"))
+        values = d.value_heads * d.value_dim
+        weights = c.width * (d.channels + 2 * values + 2 * d.value_heads) + d.taps * d.channels
+        return round((linear * weights + (c.layers - linear) * full) / c.layers)
 
     @property
     def token_weights(self) -> int:
@@ -112,8 +120,17 @@ class Work:
         return products + self.attention(tokens, keys, in_window)
 
     def attention(self, tokens: int, keys: float, in_window: float | None = None) -> float:
-        """Return the FLOPs of attention of all layers in a forward pass; see `layers`."""
+        """Return the FLOPs of attention of all layers in a forward pass; see `layers`.
+
+        A linear-attention layer multiplies a vector by its state three times per token, whatever
+        the keys.
+        """
         c = self.config
+        if c.delta is not None:
+            d, linear = c.delta, len(c.layers_with("delta_qkv"))
+            state = 6 * linear * d.value_heads * d.key_dim * d.value_dim * tokens
+            full = 4 * c.heads * c.head_dim * (c.layers - linear) * keys
+            return (full + state) / self.tensor
         if in_window is None:
             in_window = keys if c.attention == "xla" else min(keys, tokens * c.window)
         total = (c.layers - self._windowed) * keys + self._windowed * in_window
@@ -138,7 +155,16 @@ class Work:
         split = self.tensor if c.kv_heads % self.tensor == 0 else 1
         # int8 codes have a float32 scale.
         vector = c.head_dim + 4 if c.cache_dtype == "int8" else c.head_dim * self._item
-        return 2 * c.layers * c.kv_heads * vector * positions / split
+        return 2 * len(c.layers_with("k")) * c.kv_heads * vector * positions / split
+
+    def state_bytes(self, rows: int) -> float:
+        """Return the bytes of the states of linear-attention layers of `rows` rows."""
+        d = self.config.delta
+        if d is None:
+            return 0.0
+        memory = 4 * d.value_heads * d.key_dim * d.value_dim / self.tensor  # float32
+        row = memory + self._item * (d.taps - 1) * d.channels
+        return len(self.config.layers_with("delta_qkv")) * row * rows
 
     @property
     def _windowed(self) -> int:
@@ -193,9 +219,9 @@ class Work:
         passes = T - 1  # the first token is drawn from the given logits
         held = self._held(S) if windows else S
         layers = self.layers(N, N * (S + T + 1), N * (held + T + 1))
-        cached = self.cache_bytes(N * T) + (
-            self.held_bytes(N, S) if windows else self.cache_bytes(N * S)
-        )
+        # States are read and written.
+        cached = self.cache_bytes(N * T) + 2 * self.state_bytes(N)
+        cached += self.held_bytes(N, S) if windows else self.cache_bytes(N * S)
         return Cost(passes * (layers + self.head(N)), passes * (self.weight_bytes() + cached))
 
     def score_prompts(self, N: int, T: int) -> Cost:

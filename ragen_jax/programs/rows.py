@@ -60,7 +60,7 @@ class MicroBatchShapes:
 def grouping_of(run: RunShapes, rows: int) -> Grouping:
     """Return how `rows` rows are divided over the run's micro-batches and devices."""
     shards = sharding.data_shards(run.mesh)
-    return Grouping(run.config.optimizer.micro_batch, shards, rows, run.model.config.attention)
+    return Grouping(run.config.optimizer.micro_batch, shards, rows, run.model.config.row_form)
 
 
 def plain_shapes(run: RunShapes, length: int, rows: int) -> MicroBatchShapes:

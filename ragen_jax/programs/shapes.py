@@ -33,7 +33,7 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Params
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import families, hf, layout, lora, qwen
-from ragen_jax.model.attention import Segment
+from ragen_jax.model.attention import Segment, as_segment
 from ragen_jax.model.vision import images
 from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid
@@ -170,7 +170,7 @@ def cache_struct(
 
     def read(params, tokens):
         output: Any = plain.apply({"params": params}, tokens, keep_kv=True)
-        segment = Segment(*output[1], jnp.zeros(rows, jnp.int32))
+        segment = as_segment(output[1], jnp.zeros(rows, jnp.int32))
         return keep_windows(model.config, segment) if windows else segment
 
     shapes = jax.eval_shape(read, params, tokens)
@@ -186,6 +186,7 @@ def cache_struct(
         length_N,
         next_position_N=length_N if model.config.vision else None,
         window_N=None if shapes.window_N is None else length_N,
+        state=jax.tree.map(lay_out, shapes.state),
     )
 
 

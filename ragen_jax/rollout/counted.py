@@ -100,8 +100,8 @@ finish = jax.jit(replies)
 
 def _lay_out(carry: Carry) -> Carry:
     """Shard the rows of the values that are kept between two parts."""
-    index, token_B, done_B, (k, v, kept), *rest = carry
-    reply = lay_out(Segment(k=k, v=v, length_N=token_B, experts_NTX=kept))
+    index, token_B, done_B, (k, v, states, kept), *rest = carry
+    reply = lay_out(Segment(k=k, v=v, length_N=token_B, experts_NTX=kept, state=states))
 
     def rows(x):
         return constrain(x, "rows", *(None,) * (x.ndim - 1))
@@ -110,6 +110,6 @@ def _lay_out(carry: Carry) -> Carry:
         index,
         rows(token_B),
         rows(done_B),
-        (reply.k, reply.v, reply.experts_NTX),
+        (reply.k, reply.v, reply.state, reply.experts_NTX),
         *map(rows, rest),
     )

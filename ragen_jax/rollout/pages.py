@@ -115,6 +115,11 @@ class Cache:
     def __init__(
         self, model: Qwen, params: Params, sizes: Sizes, images: ImageSource = NO_IMAGES
     ) -> None:
+        if model.config.has_state:
+            raise ValueError(
+                "the model has linear-attention layers, whose state a cache of slots cannot keep; "
+                "play in lock step: set config.rollout.slots and config.rollout.chunk to 0"
+            )
         self.model, self.params, self.sizes, self.images = model, params, sizes, images
         self.count, mine = row_shards()  # number of shards of all processes
         self.shards = len(mine)  # number of shards of this process

@@ -27,7 +27,8 @@ import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, prepend
+from ragen_jax.model.attention import Layers, Segment, as_segment, prepend
+from ragen_jax.model.delta_rule import repeat_rows
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
@@ -156,8 +157,8 @@ def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) ->
 @functools.partial(jax.jit, static_argnames="model")
 def read_prefix(model: Qwen, params: Params, tokens_P: jax.Array) -> Segment:
     """Return the cache of tokens that all prompts begin with, without images: one row."""
-    _, (k, v), experts = read_tokens(model, params, tokens_P[None])
-    segment = Segment(k=k, v=v, length_N=jnp.full(1, tokens_P.shape[0], jnp.int32))
+    _, kept, experts = read_tokens(model, params, tokens_P[None])
+    segment = as_segment(kept, jnp.full(1, tokens_P.shape[0], jnp.int32))
     return lay_out(dataclasses.replace(segment, experts_NTX=experts))
 
 
@@ -184,19 +185,20 @@ def prefill(
     if prefix is not None:
         start_N = jnp.broadcast_to(prefix.length_N, length_N.shape)
         memory = token_positions(params, tokens_NP, start_N), (prefix,)
-    _, (k, v), experts = read_tokens(model, params, tokens_NP, *memory)
+    new = read_tokens(model, params, tokens_NP, *memory, count_B=length_N)
+    whole, (k, v, *state), experts = new
     last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
     next_N, count_N = next_positions(params, tokens_NP, length_N, start_N), length_N
     if prefix is not None:
         k, v = prepend(prefix, k, v)
         length_N = prefix.length_N + length_N
-    before = Segment(k=k, v=v, length_N=length_N - 1)
-    hidden, experts = _read_last(
-        model, params, experts, count_N, last_N1, (next_N - 1)[:, None], (before,)
+    before = as_segment((k, v, *state), length_N - 1)
+    last_ND, experts = _read_last(
+        model, params, whole, experts, count_N, last_N1, (next_N - 1)[:, None], (before,)
     )
     before = dataclasses.replace(before, experts_NTX=experts)
     segment = keep_windows(model.config, _cache_of(params, before, length_N, next_N))
-    logits_NV = output_logits(params, hidden[:, 0])
+    logits_NV = output_logits(params, last_ND)
     if members > 1:
         held_N = segment.window_N
         repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
@@ -208,6 +210,7 @@ def prefill(
                 length_N=length_N,
                 experts_NTX=None if experts is None else jnp.repeat(experts, members, axis=0),
                 window_N=None if held_N is None else jnp.repeat(held_N, members),
+                state=jax.tree.map(repeat, segment.state),
             ),
             *(jnp.repeat(x, members) for x in (length_N, next_N)),
         )
@@ -216,34 +219,58 @@ def prefill(
 
 
 def read_tokens(
-    model: Qwen, params: Params, *args: Any
-) -> tuple[jax.Array, tuple[Layers, Layers], jax.Array | None]:
+    model: Qwen, params: Params, *args: Any, count_B: jax.Array | None = None
+) -> tuple[jax.Array, tuple[Any, ...], jax.Array | None]:
     """Run the model on new tokens; args: of `Qwen`.
 
+    Args:
+      count_B: number of tokens of each row that enter the state of linear-attention layers.
+
     Returns:
-      (hidden states, (keys, values), `Segment.experts_NTX` if the model keeps them, else None).
+      (hidden states, (keys, values) and, with linear-attention layers, their state after each row's
+      first `count_B` tokens, `Segment.experts_NTX` if the model keeps them, else None).
     """
     keep = model.config.keep_experts
-    output: Any = model.apply({"params": params}, *args, keep_kv=True, keep_routing=keep)
-    hidden, kv, *routing = output
-    return hidden, kv, by_token(routing[0]) if keep else None
+    output: Any = model.apply(
+        {"params": params}, *args, keep_kv=True, keep_routing=keep, count_B=count_B
+    )
+    hidden, kept, *routing = output
+    return hidden, kept, by_token(routing[0]) if keep else None
 
 
 def _read_last(
-    model: Qwen, params: Params, experts_NTX: jax.Array | None, count_N: jax.Array, *args: Any
+    model: Qwen,
+    params: Params,
+    whole_NTD: jax.Array,
+    experts_NTX: jax.Array | None,
+    count_N: jax.Array,
+    *args: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Run the last of each row's `count_N` new tokens again.
 
+    The state of a model with linear-attention layers is past that token already, so that its hidden
+    states of the pass over all new tokens are taken.
+
+    Args:
+      whole_NTD: hidden states of that pass.
+
     Returns:
-      (hidden states, the experts of the new tokens with those of this pass for the last).
+      (hidden states [N, D], the experts of the new tokens with those of this pass for the last).
     """
+    if model.config.has_state:
+        return jnp.take_along_axis(whole_NTD, (count_N - 1)[:, None, None], 1)[:, 0], None
     if experts_NTX is None:
         hidden, _ = model.apply({"params": params}, *args)
-        return hidden, None
+        return hidden[:, 0], None
     output: Any = model.apply({"params": params}, *args, keep_routing=True)
     hidden, _, routing = output
     last_N = jnp.arange(experts_NTX.shape[0]), count_N - 1
-    return hidden, experts_NTX.at[last_N].set(by_token(routing)[:, 0])
+    return hidden[:, 0], experts_NTX.at[last_N].set(by_token(routing)[:, 0])
+
+
+def one_or_none(found: Sequence[Any]) -> Any:
+    """Return the only entry, or None."""
+    return found[0] if found else None
 
 
 def _cache_of(params: Params, segment: Segment, length_N: jax.Array, next_N: jax.Array) -> Segment:
@@ -269,6 +296,7 @@ def lay_out(segment: Segment) -> Segment:
         next_position_N=None if next_N is None else constrain(next_N, "rows"),
         experts_NTX=None if experts is None else constrain(experts, "rows", None, None),
         window_N=None if held_N is None else constrain(held_N, "rows"),
+        state=jax.tree.map(cache, segment.state),
     )
 
 
@@ -299,19 +327,22 @@ def extend(
     """
     grow = functools.partial(append_turn, model.config, capacity=capacity)
     history, k, v, count_reply_B = by_shard(_take_rows, segment, reply, rows_B)
-    start_B = history.next_N + count_reply_B
+    start_B, state = history.next_N + count_reply_B, history.state
     history = keep_windows(model.config, by_shard(grow, history, k, v, count_reply_B))
+    history = dataclasses.replace(history, state=state)
     position_BE = token_positions(params, tokens_BE, start_B)
-    _, (k, v), experts = read_tokens(model, params, tokens_BE, position_BE, (history,))
+    new = read_tokens(model, params, tokens_BE, position_BE, (history,), count_B=count_B)
+    whole, (k, v, *states), experts = new
     history = by_shard(grow, history, k, v, count_B)
+    history = dataclasses.replace(history, state=one_or_none(states))
     # As in prefill, the last token is run separately.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = without_last(history)
     next_B = next_positions(params, tokens_BE, count_B, start_B)
-    hidden, experts = _read_last(
-        model, params, experts, count_B, last_B1, next_B[:, None] - 1, (before,)
+    last_BD, experts = _read_last(
+        model, params, whole, experts, count_B, last_B1, next_B[:, None] - 1, (before,)
     )
-    logits_BV = output_logits(params, hidden[:, 0])
+    logits_BV = output_logits(params, last_BD)
     history = keep_windows(model.config, _cache_of(params, history, history.length_N, next_B))
     history = dataclasses.replace(history, experts_NTX=experts)
     return lay_out(history), constrain(logits_BV, "rows", "vocab")
@@ -320,9 +351,13 @@ def extend(
 def _take_rows(
     segment: Segment, reply: Segment, rows_B: jax.Array
 ) -> tuple[Segment, Layers, Layers, jax.Array]:
-    """Return (history, k, v, lengths of the reply) of the rows of `reply` with these indices."""
+    """Return (history, k, v, lengths of the reply) of the rows of `reply` with these indices.
+
+    The history has the state after the reply.
+    """
     shared_B = rows_B // (reply.length_N.shape[0] // segment.length_N.shape[0])
-    k, v = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), (reply.k, reply.v))
+    kept = reply.k, reply.v, reply.state
+    k, v, state = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), kept)
     history = Segment(
         k=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.k),
         v=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.v),
@@ -331,6 +366,7 @@ def _take_rows(
         if segment.next_position_N is None
         else jnp.take(segment.next_position_N, shared_B),
         window_N=None if segment.window_N is None else jnp.take(segment.window_N, shared_B),
+        state=state,
     )
     return history, k, v, jnp.take(reply.length_N, rows_B)
 
@@ -386,7 +422,8 @@ class Draws:
         return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, jnp.asarray(next_B)
 
 
-# (index of the next token, token_B, done_B, (keys, values, experts) of the replies, tokens_BT,
+# (index of the next token, token_B, done_B, (keys, values, states, experts) of the
+# replies, tokens_BT,
 # logp_BT, count_B, state_B of the stop strings)
 Carry = tuple[Any, ...]
 
@@ -402,7 +439,12 @@ def first_tokens(model: Qwen, segment: Segment, logits_NV: jax.Array, draws: Dra
         jnp.int32(1),
         token_B,
         done_B,
-        (empty_reply(segment.k, B, T), empty_reply(segment.v, B, T), no_experts(model, B, T)),
+        (
+            empty_reply(segment.k, B, T),
+            empty_reply(segment.v, B, T),
+            repeat_rows(segment.state, B),
+            no_experts(model, B, T),
+        ),
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,
@@ -419,13 +461,16 @@ def more_tokens(
 
     def body(carry):
         index, token_B, done_B, memory, tokens_BT, logp_BT, count_B, state_B = carry
-        reply_k, reply_v, kept = memory
-        reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
-        hidden, (k, v), experts = read_tokens(
+        reply_k, reply_v, states, kept = memory
+        length_B = jnp.full((B,), index - 1, jnp.int32)
+        reply = Segment(k=reply_k, v=reply_v, length_N=length_B, state=states)
+        hidden, (k, v, *new), experts = read_tokens(
             model, params, token_B[:, None], (start_B + index - 1)[:, None], (segment, reply)
         )
         reply_k, reply_v = put(reply_k, k, index - 1), put(reply_v, v, index - 1)
-        memory = reply_k, reply_v, put_experts(kept, experts, index - 1)
+        # The last token of a reply does not enter the state.
+        states = jax.tree.map(functools.partial(_unless, done_B), states, one_or_none(new))
+        memory = reply_k, reply_v, states, put_experts(kept, experts, index - 1)
         count_B = count_B + ~done_B
         logits_BV = output_logits(params, hidden[:, 0])
         token_B, logp_B, done_B, state_B = draws.draw(index, logits_BV, done_B, state_B)
@@ -438,15 +483,20 @@ def more_tokens(
 
 def replies(carry: Carry) -> Sampled:
     """Return the replies that have ended."""
-    _, _, _, (reply_k, reply_v, kept), tokens_BT, logp_BT, count_B, _ = carry
+    _, _, _, (reply_k, reply_v, states, kept), tokens_BT, logp_BT, count_B, _ = carry
     length_B = jnp.maximum(count_B - 1, 0)
-    reply = Segment(k=reply_k, v=reply_v, length_N=length_B, experts_NTX=kept)
+    reply = Segment(k=reply_k, v=reply_v, length_N=length_B, experts_NTX=kept, state=states)
     return Sampled(
         tokens_BT=constrain(tokens_BT, "rows", None),
         logp_BT=constrain(logp_BT, "rows", None),
         count_B=constrain(count_B, "rows"),
         reply=lay_out(reply),
     )
+
+
+def _unless(done_B: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    """Return the old entries of the rows that are done, the new entries of the others."""
+    return jnp.where(done_B[:, None, None, None], old, new)
 
 
 def choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:

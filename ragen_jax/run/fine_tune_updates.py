@@ -178,7 +178,7 @@ def _update(
 
 
 def _layout(learner: Learner, rows: int) -> MinibatchLayout:
-    attention = learner.model.config.attention
+    attention = learner.model.config.row_form
     return MinibatchLayout(learner.mesh, 1, learner.micro_batch, rows, attention)
 
 

@@ -546,7 +546,7 @@ def update(
         learner.minibatches,
         learner.micro_batch,
         learner.minibatch_rows,
-        learner.model.config.attention,
+        learner.model.config.row_form,
     )
     frozen = learner.forward_context(state.params, read_BT)
     policy_rates, critic_rates = learner.rates(step)
@@ -680,5 +680,5 @@ def _pass(
 
 
 def _pass_layout(learner: Learner, mesh: Mesh, micro_batch: int) -> MinibatchLayout:
-    attention = learner.model.config.attention
+    attention = learner.model.config.row_form
     return MinibatchLayout(mesh, 1, micro_batch, learner.step_rows, attention)

@@ -17,7 +17,7 @@ from ragen_jax.core import sharding
 from ragen_jax.model.attention import Tree
 from ragen_jax.model.likelihood import PackedRows
 from ragen_jax.update.buckets import LENGTHS, split_by_length
-from ragen_jax.update.pieces import Grouping, Piece, Sizes, Split, TokenRows, TreeSequence
+from ragen_jax.update.pieces import PLAIN, Grouping, Piece, Sizes, Split, TokenRows, TreeSequence
 from ragen_jax.update.trees import fill_bins, pack_trees
 
 # Fraction of the positions that trees must save: their attention gathers keys, which costs time.
@@ -34,7 +34,7 @@ def split_rows(
       alike: whether every minibatch must be a single piece, and all of them of the same sizes.
     """
     plain = split_by_length(minibatches, rows, grouping, max_lengths=1 if alike else LENGTHS)
-    if not plain.row_positions:
+    if not plain.row_positions or grouping.attention == PLAIN:
         return plain
     bins = fill_bins(minibatches, rows, grouping, alike=alike)
     most = grouping.micro_batches * grouping.shards

@@ -251,7 +251,7 @@ class MinibatchLayout:
     minibatches: int  # updates per iteration
     micro_batch: int  # rows per forward and backward pass
     minibatch_rows: int  # maximum number of rows per minibatch
-    attention: str = "xla"  # ModelConfig.attention
+    attention: str = "xla"  # ModelConfig.row_form
 
     @property
     def grouping(self) -> Grouping:

@@ -16,6 +16,7 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Batch
 from ragen_jax.model.prefix_tree import Bin, PackedBin
 
+PLAIN = "plain"  # ModelConfig.row_form of models that read no trees
 READ_PARTS = 16  # the number of predictions is padded to a multiple of the positions over this
 # Rows of a tree's micro-batch over those of a micro-batch of plain rows, at most. Kernels of
 # attention unpack the rows.
@@ -75,7 +76,7 @@ class Grouping:
     micro_batch: int  # rows per forward and backward pass
     shards: int  # parts of a micro-batch on different devices; they divide it
     rows: int  # maximum number of rows
-    attention: str  # ModelConfig.attention, which decides what a tree holds
+    attention: str  # ModelConfig.row_form, which decides what a tree holds, if there are any
 
     @property
     def micro_batches(self) -> int:

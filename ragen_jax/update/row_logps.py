@@ -9,8 +9,9 @@ from ragen_jax.core.sharding import row_shards, shard_micro_batches
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import of_params
+from ragen_jax.update.buckets import split_by_length
 from ragen_jax.update.micro_batches import build_arrays
-from ragen_jax.update.pieces import Grouping, TokenRows
+from ragen_jax.update.pieces import PLAIN, Grouping, Piece, TokenRows
 from ragen_jax.update.reading import read_micro_batches, statistics
 from ragen_jax.update.trees import fill_bins, pack_trees
 
@@ -54,11 +55,10 @@ def row_logps(
     whole = TokenRows(tokens_BT, inside_BT, parts=1)
     shards, _ = row_shards()
     micro_batch = shards * max(1, POSITIONS // whole.width)
-    grouping = Grouping(micro_batch, shards, micro_batch, model.config.attention)
-    bins = fill_bins([np.arange(len(found))], whole, grouping, parts=(1.0, 0.5))
+    grouping = Grouping(micro_batch, shards, micro_batch, model.config.row_form)
     logp_BT = np.zeros(tokens_BT.shape, np.float32)
     mesh = jax.sharding.get_mesh()
-    for piece in pack_trees(bins, whole, grouping, int(whole.count_B.sum())).pieces[0]:
+    for piece in _pieces(whole, grouping):
         arrays = build_arrays(piece, whole, grouping)
         packed = arrays.packed if mesh.empty else shard_micro_batches(arrays.packed, mesh)
         logp_APE, _ = read_micro_batches(
@@ -68,6 +68,18 @@ def row_logps(
     for logp_T, row in zip(logp_BT, logps, strict=True):
         row[:] = logp_T[: len(row)]
     return logps
+
+
+def _pieces(rows: TokenRows, grouping: Grouping) -> list[Piece]:
+    """Return pieces of all rows, with few lengths."""
+    everything = np.arange(len(rows.count_B))
+    if grouping.attention == PLAIN:
+        order, size = np.argsort(-rows.count_B, kind="stable"), grouping.micro_batch
+        parts = [order[i : i + size] for i in everything[::size]]
+        cuts = split_by_length(parts, rows, grouping, max_lengths=2).pieces
+        return [piece for cut in cuts for piece in cut]
+    bins = fill_bins([everything], rows, grouping, parts=(1.0, 0.5))
+    return pack_trees(bins, rows, grouping, int(rows.count_B.sum())).pieces[0]
 
 
 def _checked(

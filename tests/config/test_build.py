@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import jax
+import layer_kinds
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -14,7 +15,7 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import freeze
 from ragen_jax.core.sharding import MESH_AXES, make_mesh
 from ragen_jax.model.qwen import ModelConfig
-from ragen_jax.model.shape import Experts
+from ragen_jax.model.shape import DeltaHeads, Experts
 from ragen_jax.model.tiny_kinds import KINDS
 from ragen_jax.rollout.episode import Budgets, Sampling
 
@@ -261,7 +262,7 @@ def test_the_shape_of_a_tower():
 def test_the_kinds_of_layers_of_the_tiny_agent():
     config = configured(sokoban.get_config(), warmstart__layers=3, warmstart__mlp_width=80)
     tokenizer = build.tiny_tokenizer(config)
-    dense, windowed, experts = (
+    dense, windowed, experts, hybrid = (
         build.tiny_shape(configured(config, warmstart__kind=kind), tokenizer) for kind in KINDS
     )
     assert dense.kinds == () and dense.family == "qwen2"
@@ -269,6 +270,22 @@ def test_the_kinds_of_layers_of_the_tiny_agent():
     assert windowed.window == 32 and windowed.norm_plus_one
     assert {layer.mlp for layer in experts.kinds} == {"experts"}
     assert experts.experts == Experts(count=8, chosen=2, width=40)
+    assert [layer.attention for layer in hybrid.kinds] == ["linear", "full", "linear"]
+    assert hybrid.delta == DeltaHeads(4, 4, 24, 24) and hybrid.output_gate
+    short = configured(config, warmstart__layers=1, warmstart__kind="hybrid")
+    assert "config.warmstart.layers is 1" in refusal(build.tiny_shape, short, tokenizer)
+
+
+def test_what_a_model_with_a_state_does_not_support_is_refused():
+    shape = ModelConfig(40, 24, 8, 4, 2, 8, 20, **layer_kinds.hybrid(8))
+    for name, value, why in (
+        ("rollout__slots", 4, "config.rollout.slots is 4, but layer 0 of the model is a linear"),
+        ("rollout__chunk", 9, "config.rollout.chunk is 9, but layer 0 of the model is a linear"),
+        ("diagnose__probe_mediation", True, "config.diagnose.probe_mediation is True, but layer 0"),
+    ):
+        config = configured(**{name: value})
+        assert refusal(build.check_state, config, shape).startswith(why)
+        build.check_state(config, SHAPE)
 
 
 SHAPE = ModelConfig(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from layer_kinds import mixture, windowed
+from layer_kinds import hybrid, mixture, windowed
 
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.diagnostics.cross_scoring import (
@@ -21,8 +21,11 @@ V = 50
 
 @pytest.fixture(
     scope="module",
-    params=[(2, {}), (5, {}), (3, windowed(3)), (5, windowed(5, window=40)), (2, mixture(2))],
-    ids=["unrolled", "scanned", "windowed", "windowed-scanned", "experts"],
+    params=[
+        *((2, {}), (5, {}), (3, windowed(3)), (5, windowed(5, window=40)), (2, mixture(2))),
+        pytest.param((2, hybrid(2, every=2)), marks=pytest.mark.medium),
+    ],
+    ids=["unrolled", "scanned", "windowed", "windowed-scanned", "experts", "hybrid"],
 )
 def policy(request):
     layers, kinds = request.param

@@ -184,8 +184,10 @@ def test_unsupported_fields_are_refused_in_a_line(tmp_path):
         with pytest.raises(ValueError, match=message) as found:
             config_json.to_config(fields | changed, tmp_path / "config.json")
         assert "\n" not in str(found.value)
-    with pytest.raises(ValueError, match="attention 'linear' of a layer; accepted: full, windowed"):
-        Layer("linear")
+    with pytest.raises(
+        ValueError, match="attention 'half' of a layer; accepted: full, windowed, linear"
+    ):
+        Layer("half")
 
 
 def test_adapters_attach_and_merge_to_the_same_model():

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from layer_kinds import mixture, windowed
+from layer_kinds import hybrid, mixture, windowed
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax.core.sharding import make_mesh
@@ -54,6 +54,7 @@ CONFIGS = {
     **{"qwen3": QWEN3, "qwen3-deep": DEEP},
     "gemma3": dataclasses.replace(TINY, **windowed(2)),
     "qwen3-moe": dataclasses.replace(TINY, **mixture(2)),
+    "qwen3.5": dataclasses.replace(TINY, **hybrid(2, every=2)),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
@@ -127,7 +128,7 @@ def test_round_trip(tmp_path, config):
     "name",
     [
         *("qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"),
-        *("gemma3_mixed", "gemma3_deep", "qwen3moe_eight"),
+        *("gemma3_mixed", "gemma3_deep", "qwen3moe_eight", "qwen3_5_deep"),
     ],
 )
 def test_a_family_is_written_as_it_was_read(tmp_path, name):
@@ -148,7 +149,7 @@ def test_a_family_is_written_as_it_was_read(tmp_path, name):
     names = want.keys() & got.keys() - {"vocab_size", *config_json.TOKEN_IDS}
     assert {"architectures", "model_type", "rope_parameters", "tie_word_embeddings"} <= names
     assert {name: got[name] for name in names} == {name: want[name] for name in names}
-    if name.startswith("qwen3"):
+    if name.startswith("qwen3") and not model.config.has_state:
         assert {"head_dim", "attention_bias", "use_sliding_window"} <= names
     assert hf.model_config(tmp_path / "x") == large
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layer_kinds import windowed
+from layer_kinds import hybrid, windowed
 
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.rollout import sample
@@ -20,8 +20,10 @@ V, STOP = 40, 7
         (2, {}, 0),
         pytest.param((5, windowed(5), 1), marks=pytest.mark.medium),
         pytest.param((3, windowed(3), 2), marks=pytest.mark.medium),
+        pytest.param((4, hybrid(4), 2), marks=pytest.mark.medium),
+        pytest.param((8, hybrid(8), 2), marks=pytest.mark.medium),
     ],
-    ids=["full", "windowed-scanned", "windowed"],
+    ids=["full", "windowed-scanned", "windowed", "hybrid", "hybrid-scanned"],
 )
 def policy(request):
     layers, kinds, seed = request.param

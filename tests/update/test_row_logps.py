@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from device_processes import ROOT, on_devices
+from layer_kinds import hybrid
 from shared_rows import random_tree
 
 import ragen_jax
@@ -16,9 +17,13 @@ pytestmark = pytest.mark.fast
 V, T = 30, 40
 
 
-@pytest.fixture(scope="module")
-def policy():
-    config = ModelConfig(V, 32, 2, 4, 2, 8, 48, tied=False, max_positions=64)
+@pytest.fixture(
+    scope="module",
+    params=[{}, pytest.param(hybrid(2, every=2), marks=pytest.mark.medium)],
+    ids=["full", "hybrid"],
+)
+def policy(request):
+    config = ModelConfig(V, 32, 2, 4, 2, 8, 48, tied=False, max_positions=64, **request.param)
     return Qwen(config), init_params(config, jax.random.key(0))
 
 

@@ -6,7 +6,15 @@ config_json.py and weights.py use these rows to read and write files; preflight 
 The network (qwen.py) does not depend on families, only on the features that a shape lists.
 """
 
-from ragen_jax.model.families import gemma3, llama, qwen2, qwen2_5_vl, qwen3, qwen3_moe
+from ragen_jax.model.families import (
+    gemma3,
+    llama,
+    qwen2,
+    qwen2_5_vl,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+)
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
 
@@ -17,6 +25,7 @@ MODELS: dict[str, Family] = {  # keys: config.json's model_type, which is the fa
     "qwen2_5_vl": qwen2_5_vl.FAMILY,
     "gemma3_text": gemma3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "qwen3_5_text": qwen3_5.FAMILY,
 }
 
 # Published models, for programs that need no weights.

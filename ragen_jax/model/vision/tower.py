@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from ragen_jax.core.sharding import boxed_shardings, constrain
 from ragen_jax.core.types import Params
-from ragen_jax.model.qwen import Linear, RMSNorm
+from ragen_jax.model.modules import Linear, RMSNorm
 from ragen_jax.model.rotary import rotate
 from ragen_jax.model.vision.config import VisionConfig
 from ragen_jax.model.vision.images import FILE, Grid, ImageConfig
