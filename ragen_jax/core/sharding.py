@@ -188,8 +188,9 @@ def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
 
 def platform_of(params: Params) -> str:
     """Return the platform of the devices that hold the parameters: "cpu", "gpu" or "tpu"."""
-    (device, *_) = jax.tree.leaves(params)[0].devices()
-    return str(device.platform)
+    for leaf in jax.tree.leaves(params):
+        return str(next(iter(leaf.devices())).platform)
+    return jax.default_backend()  # no parameters
 
 
 def has_other_devices(here: Mesh, mesh: Mesh) -> bool:
