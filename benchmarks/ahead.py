@@ -20,12 +20,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
 from ml_collections import ConfigDict
 
 from benchmarks.episodes import ROOM_SIZE, tiny_setting
 from benchmarks.measure import Row, summarise
 from ragen_jax import train
+from ragen_jax.config.command_line import join_processes
 from ragen_jax.configs import sokoban
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -104,7 +104,7 @@ def run_here(folder, processes, repeats, groups, members, tokens):
     """
     sizes = dict(groups=groups, members=members, tokens=tokens)
     if processes > 1:
-        jax.distributed.initialize()  # with the variables that `measure_in` sets
+        join_processes(os.environ)
     with tiny_setting(context="full", turns=(TURNS,)) as (_, model):
 
         def make_run(name, wait, **fields):

@@ -43,7 +43,10 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
         return resharding(model, mesh)(params)
     shardings = param_shardings(model, mesh)
     if jax.process_count() > 1:
-        return send(resharding(model, within_processes(here))(params), shardings)
+        within = within_processes(here)
+        with jax.set_mesh(within):
+            staged = resharding(model, within)(params)
+        return send(staged, shardings)
     sent = params if as_read else resharding(model, here)(params)
     return jax.device_put(sent, shardings)
 

@@ -202,7 +202,10 @@ def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
         return _placing(model, *targets, mesh)(adapters)
     shardings = adapter_shardings(model.config, adapters, mesh)
     if jax.process_count() > 1:
-        return send(_placing(model, *targets, within_processes(here))(adapters), shardings)
+        within = within_processes(here)
+        with jax.set_mesh(within):
+            staged = _placing(model, *targets, within)(adapters)
+        return send(staged, shardings)
     return jax.device_put(adapters, shardings)
 
 
