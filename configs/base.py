@@ -254,7 +254,7 @@ class Rollout(Section):
     cache_kernel: str = one_of("xla", ("xla", "pages"), FLOAT_CACHE)
     # Whether updates use the experts that sampling chose for each token (a mixture of experts): a
     # router that chooses differently makes log-probs jump. The weights of the experts are those of
-    # the trained router.
+    # the trained router. The host keeps 2 bytes per token, layer and expert of a token.
     replay_experts: bool = flag(False)
     # Steps between files in rollouts/; the first and last step, and steps with an alarm or a rule
     # that fires, are saved as well. 0: none.
