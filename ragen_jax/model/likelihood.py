@@ -267,6 +267,7 @@ def packed_statistics(
     Args:
       model, params, temperature: as in `token_statistics`.
       reference: (model, params) to which the KL is measured, with the same vocabulary, or None.
+        It uses the experts of `rows` only if it is the same model.
 
     Returns:
       float32 [P, E] each.
@@ -277,7 +278,7 @@ def packed_statistics(
         states, routing = predicting_states(model, params, rows), ()
     other = None
     if reference is not None:
-        other_rows = rows if reference[0] == model else without_experts(rows)
+        other_rows = rows if reference[0] is model else without_experts(rows)
         other = predicting_states(*reference, other_rows), head(reference[1])
     found = vocabulary_statistics(
         states, head(params), jnp.asarray(rows.target_PE), temperature, other
