@@ -19,6 +19,7 @@ llm
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-9b,
 gemma3-270m, gemma3-1b, gemma3-4b, qwen3-30b-a3b
     Group-relative advantages, a sure arm that pays 0.1 and a risky arm that pays 1 with probability
     0.25, 400 new tokens per reply. Not trained here yet.

@@ -151,7 +151,7 @@ class Lora(Section):
     rank: int = whole(0, 0, 1024)  # rank of the adapters; 0: train the model itself
     alpha: float = above(32.0, 0, 10**6, LORA)  # adapters are scaled by alpha / rank
     targets: tuple[str, ...] = several_of(
-        ("q", "k", "v", "o", "gate", "up", "down"), lora.TARGETS, LORA
+        ("q", "k", "v", "o", "gate", "up", "down"), lora.ALL_TARGETS, LORA
     )
     tower: bool = flag(False, LORA)  # also adapt the vision tower of a vision-language model
 

@@ -18,6 +18,7 @@ llm
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts. Not trained here yet.
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-9b,
 gemma3-270m, gemma3-1b, gemma3-4b, qwen3-30b-a3b
     The setting of the released code (config/_9_search.yaml) with group-relative advantages: 5 turns
     of one action, 16 prompts of 8 episodes, 5,000 tokens of prompt and reply, 256 held-out

@@ -23,6 +23,7 @@ qwen2.5-3b
 smollm2-135m, smollm2-360m, smollm2-1.7b
     Small language models with brief prompts, which first imitate the solver (docs/cli.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-9b,
 gemma3-270m, gemma3-1b, gemma3-4b, qwen3-30b-a3b
     The same with group-relative advantages; append +ppo for PPO. docs/preflight.md lists the TPUs
     on which they fit. Not trained here yet; expect hours on several accelerators.

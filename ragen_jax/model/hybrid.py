@@ -5,12 +5,14 @@ have it (`ModelConfig.layers_with`), in their order. The layers run as a scan ov
 repeating pattern: three linear-attention layers and a full one, say.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax.core.types import Params
 from ragen_jax.model.delta_rule import LinearBlock
@@ -34,21 +36,30 @@ def init_layers(config: ModelConfig, full_block: nn.Module, x: Any, key: jax.Arr
         "linear": (LinearBlock(config, parent=None), (empty, None, None)),
         "full": (full_block, (empty, ((angles, angles),), (), False, None, None, ())),
     }
-    found: dict[str, list[Params]] = {}
-    for i, layer in enumerate(config.kinds):
-        block, args = calls[layer.attention]
-        params = block.init(jax.random.fold_in(key, i), *args)["params"]
-        for name, leaves in params.items():
-            found.setdefault(name, []).append(leaves)
+    layers: list[int] = []
+    of_kinds: list[Params] = []
+    for kind, (block, args) in calls.items():
+        numbers = [i for i, layer in enumerate(config.kinds) if layer.attention == kind]
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.array(numbers))
+        init: Any = functools.partial(lambda block, args, key: block.init(key, *args), block, args)
+        of_kinds.append(jax.vmap(init)(keys)["params"])
+        layers += numbers
+    order = np.argsort(layers)
 
-    def stack(*layers):
-        value = jnp.stack([layer.value for layer in layers])
-        return layers[0].replace(value=value).add_axis(0, {nn.PARTITION_NAME: "layers"})
+    def stack(*kinds):
+        value = kinds[0].value
+        if len(kinds) > 1:
+            value = jnp.concatenate([x.value for x in kinds])[order]
+        return kinds[0].replace(value=value).add_axis(0, {nn.PARTITION_NAME: "layers"})
 
     def boxed(x):
         return isinstance(x, nn.Partitioned)
 
-    return {name: jax.tree.map(stack, *some, is_leaf=boxed) for name, some in found.items()}
+    names = dict.fromkeys(name for params in of_kinds for name in params)
+    return {
+        name: jax.tree.map(stack, *(x[name] for x in of_kinds if name in x), is_leaf=boxed)
+        for name in names
+    }
 
 
 def pattern(config: ModelConfig) -> int:

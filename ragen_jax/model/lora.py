@@ -45,10 +45,11 @@ PROJECTIONS = {
     for path, (name, layout) in {**decoder.TENSORS, **qwen3_5.LARGE}.items()
     if path[-1] == "kernel"
 }
-TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down, delta_qkv, delta_z, delta_o
-EXPERTS = "experts"  # the module that has the last three, of all experts, in a mixture
+ALL_TARGETS = tuple(PROJECTIONS)
+# q, k, v, o, gate, up, down: those of models without linear attention.
+TARGETS = tuple(name for name in ALL_TARGETS if not name.startswith("delta_"))
+EXPERTS = "experts"  # the module that has gate, up and down, of all experts, in a mixture
 OF_EXPERTS = ("gate", "up", "down")
-TOWER_DRAWS = 7  # the number of the tower's first draw
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps the model twice
@@ -82,7 +83,7 @@ def init_adapters(
 
     Args:
       rank: at least 1.
-      targets: names from `TARGETS`.
+      targets: names from `ALL_TARGETS`.
       tower: whether to add adapters of the model's vision tower, for the same targets.
 
     Returns:
@@ -100,7 +101,7 @@ def init_adapters(
         layers = {}
         for target in targets:
             shape = _leaf_shapes(target, kernels[target], rank)
-            target_key = jax.random.fold_in(key, first + TARGETS.index(target))
+            target_key = jax.random.fold_in(key, first + ALL_TARGETS.index(target))
             deviation = (3 * shape["lora_a"][-2]) ** -0.5
             layers[target] = {
                 "lora_a": deviation * jax.random.normal(target_key, shape["lora_a"], jnp.float32),
@@ -110,7 +111,7 @@ def init_adapters(
 
     adapters = draw(_kernels(config), 0)
     if tower:
-        adapters["tower"] = draw(_tower_kernels(config), TOWER_DRAWS)
+        adapters["tower"] = draw(_tower_kernels(config), len(TARGETS))
     return adapters
 
 
@@ -330,10 +331,10 @@ def load_adapter(
       config: config of the base model.
 
     Returns:
-      (adapters: float32 on the default device, rank, alpha, targets in the order of `TARGETS`).
+      (adapters: float32 on the default device, rank, alpha, targets in the order of `ALL_TARGETS`).
 
     Raises:
-      ValueError: no such directory, an adapter other than plain LoRA on `TARGETS` (DoRA,
+      ValueError: no such directory, an adapter other than plain LoRA on `ALL_TARGETS` (DoRA,
         rank-stabilised scale, trained biases or whole modules, ranks that differ, an
         initialisation that changed the base weights), or tensors that are missing, unexpected or
         do not match the model's shapes.
@@ -396,7 +397,7 @@ def _read_config(file: Path) -> tuple[int, float, tuple[str, ...]]:
     missing = [name for name in ("r", "lora_alpha", "target_modules") if c.get(name) is None]
     if missing:
         raise ValueError(f"{file}: field {', '.join(missing)} is missing")
-    ours = {_module(target): target for target in TARGETS}
+    ours = {_module(target): target for target in ALL_TARGETS}
     modules = c["target_modules"]
     unknown = [modules] if isinstance(modules, str) else sorted(set(modules) - ours.keys())
     if unknown or not modules:
@@ -437,7 +438,8 @@ def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return {target: shape of its kernel, [L, *inputs, *outputs] or of experts} of a model."""
     shapes = {leaf.path: leaf.shape for leaf in weights.plan(config)}
     modules = {path[1] for path in shapes if path[0] == "layers"}
-    return {target: shapes["layers", *_place(target, modules)] for target in TARGETS}
+    paths = {target: ("layers", *_place(target, modules)) for target in ALL_TARGETS}
+    return {target: shapes[path] for target, path in paths.items() if path in shapes}
 
 
 @functools.cache
@@ -450,8 +452,7 @@ def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.vision is None:
         raise ValueError(f"a model of family {config.family!r} has no vision tower to adapt")
     shapes = {leaf.path: leaf.shape for leaf in vision_tensors.plan(config.vision)}
-    paths = {target: ("layers", target, "kernel") for target in TARGETS}
-    return {target: shapes[path] for target, path in paths.items() if path in shapes}
+    return {target: shapes["layers", target, "kernel"] for target in TARGETS}
 
 
 def _place(target: str, modules: Container[str]) -> tuple[str, str]:
@@ -522,13 +523,13 @@ def _module(target: str) -> str:
 
 
 def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the targets in the order of `TARGETS`."""
+    """Return the targets in the order of `ALL_TARGETS`."""
     targets = list(targets)
-    unknown = [name for name in targets if name not in TARGETS]
+    unknown = [name for name in targets if name not in ALL_TARGETS]
     if unknown or not targets:
         what = f"unknown targets {', '.join(map(str, unknown))}" if unknown else "no targets"
-        raise ValueError(f"{what}; accepted: {', '.join(TARGETS)}")
-    return tuple(name for name in TARGETS if name in targets)
+        raise ValueError(f"{what}; accepted: {', '.join(ALL_TARGETS)}")
+    return tuple(name for name in ALL_TARGETS if name in targets)
 
 
 def check_layers(config: qwen.ModelConfig, targets: Iterable[str]) -> None:

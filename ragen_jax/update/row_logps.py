@@ -9,9 +9,8 @@ from ragen_jax.core.sharding import row_shards, shard_micro_batches
 from ragen_jax.core.types import Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.positions import of_params
-from ragen_jax.update.buckets import split_by_length
 from ragen_jax.update.micro_batches import build_arrays
-from ragen_jax.update.pieces import PLAIN, Grouping, Piece, TokenRows
+from ragen_jax.update.pieces import PLAIN, Grouping, Piece, Sizes, TokenRows, padded_reads
 from ragen_jax.update.reading import read_micro_batches, statistics
 from ragen_jax.update.trees import fill_bins, pack_trees
 
@@ -74,10 +73,14 @@ def _pieces(rows: TokenRows, grouping: Grouping) -> list[Piece]:
     """Return pieces of all rows, with few lengths."""
     everything = np.arange(len(rows.count_B))
     if grouping.attention == PLAIN:
-        order, size = np.argsort(-rows.count_B, kind="stable"), grouping.micro_batch
-        parts = [order[i : i + size] for i in everything[::size]]
-        cuts = split_by_length(parts, rows, grouping, max_lengths=2).pieces
-        return [piece for cut in cuts for piece in cut]
+        order, pieces = np.argsort(-rows.count_B, kind="stable"), []
+        for i in everything[:: grouping.micro_batch]:
+            part = order[i : i + grouping.micro_batch]
+            half = (rows.width + 1) // 2
+            length = half if rows.count_B[part].max() <= half else rows.width
+            reads = grouping.shard_rows * length
+            pieces.append(Piece(part, Sizes(length, padded_reads(reads, reads))))
+        return pieces
     bins = fill_bins([everything], rows, grouping, parts=(1.0, 0.5))
     return pack_trees(bins, rows, grouping, int(rows.count_B.sum())).pieces[0]
 

@@ -1,15 +1,18 @@
 """The gated delta rule: chunks against the rule token by token, gradients, padding, states."""
 
 import dataclasses
+import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_processes import on_devices
 from layer_kinds import hybrid
+from safetensors.numpy import load_file
 
-from ragen_jax.model import delta_rule, qwen, weights
+from ragen_jax.model import delta_rule, lora, qwen, weights
 from ragen_jax.programs.roofline import Work
 
 B, H, K, V = 2, 3, 6, 5
@@ -128,3 +131,53 @@ def test_its_work_is_counted():
     )
     assert work.state_bytes(3) == sum(4 * x.size for x in jax.tree.leaves(state))
     assert state.memory.shape == (6, 3, heads.value_heads, heads.key_dim, heads.value_dim)
+
+
+@pytest.mark.long
+def test_on_eight_devices():
+    """Passes, gradients, sampled replies and the states after them, with heads split or not."""
+    process = on_devices(8, ["tests/model/hybrid_on_mesh_script.py"])
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err[-3000:]
+    found = json.loads(out.splitlines()[-1])
+    assert len(found) == 6
+    for name in ("logp", "gradient", "state"):
+        assert max(x[name] for x in found.values()) < 3e-5, found
+
+
+@pytest.mark.medium
+def test_adapters_attach_and_merge_to_the_same_model(policy):
+    model, params = policy
+    adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=lora.ALL_TARGETS)
+    assert adapters["layers"]["delta_qkv"]["lora_a"].shape[0] == model.config.layers * 3 // 4
+    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+    tokens_BT = np.random.default_rng(0).integers(0, 40, (2, 13))
+    plain, attached, merged = (
+        model.apply({"params": p}, tokens_BT)[0]
+        for p in (params, *(f(params, adapters, scale=0.5) for f in (lora.attach, lora.merge)))
+    )
+    np.testing.assert_allclose(attached, merged, rtol=0, atol=1e-4)
+    assert np.abs(attached - plain).max() > 0.1
+
+
+@pytest.mark.medium
+def test_adapters_are_saved_and_loaded(policy, tmp_path):
+    """Their names are those of the layers that have them."""
+    config, targets = policy[0].config, ("o", "delta_o", "down")
+    adapters = lora.init_adapters(config, jax.random.key(1), rank=2, targets=targets)
+    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+    kept = dict(config=config, rank=2, alpha=4.0, targets=targets)
+    lora.save_adapter(tmp_path / "x", adapters, base_model="base", **kept)
+    names = load_file(tmp_path / "x" / lora.WEIGHTS).keys()
+    assert {int(name.split(".")[4]) for name in names if "linear_attn.out_proj" in name} == {
+        i for i in range(config.layers) if i % 4 != 3
+    }
+    again = lora.load_adapter(tmp_path / "x", config=config)
+    for x, y in zip(jax.tree.leaves(again[0]), jax.tree.leaves(adapters), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_target_that_no_layer_has_is_refused():
+    config = qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20)
+    with pytest.raises(ValueError, match="no layer has the targets delta_z; accepted: q, k, v, o"):
+        lora.check_layers(config, ("q", "delta_z"))

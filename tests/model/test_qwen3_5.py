@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from layer_kinds import hybrid
 
-from ragen_jax.model import config_json, families, hf, qwen
+from ragen_jax.model import config_json, families, hf, qwen, weights
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.tokenizer import build_tokenizer
 
@@ -178,6 +179,52 @@ def test_unsupported_fields_are_refused_in_a_line(tmp_path):
         with pytest.raises(ValueError, match=message) as found:
             config_json.to_config(fields | changed, tmp_path / "config.json")
         assert "\n" not in str(found.value)
+
+
+def test_published_files_have_the_published_shapes(tmp_path):
+    """They have the fields of the text model in a text_config, and those of the tower elsewhere."""
+    text = {
+        "attention_bias": False,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "layer_types": ([LINEAR] * 3 + [FULL]) * 6,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144,
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "vocab_size": 248320,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+    }
+    fields = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "vision_config": {"depth": 12, "hidden_size": 768},
+    }
+    assert config_json.to_config(fields, tmp_path) == families.SHAPES["qwen3.5-0.8b"]
+    assert families.known_shape("Qwen/Qwen3.5-9B") == families.SHAPES["qwen3.5-9b"]
+    for name, billions in (("0.8b", 0.75), ("2b", 1.88), ("4b", 4.21), ("9b", 8.95), ("27b", 26.9)):
+        leaves = weights.plan(families.SHAPES[f"qwen3.5-{name}"])
+        size = sum(math.prod(leaf.shape) for leaf in leaves)
+        assert size / 1e9 == pytest.approx(billions, abs=0.01), name
 
 
 def test_a_shape_is_written_and_read():

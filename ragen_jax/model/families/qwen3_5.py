@@ -129,12 +129,49 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _shape(
+    width: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    mlp_width: int,
+    *,
+    value_heads: int,
+    tied: bool = True,
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=248320,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=256,
+        mlp_width=mlp_width,
+        rope_theta=1e7,
+        tied=tied,
+        family="qwen3_5_text",
+        kinds=tuple(Layer("linear" if (i + 1) % 4 else "full") for i in range(layers)),
+        delta=DeltaHeads(16, value_heads, 128, 128),
+        rotary_dim=64,
+        max_positions=262144,
+        **FEATURES,
+    )
+
+
+SHAPES = {
+    "qwen3.5-0.8b": _shape(1024, 24, 8, 2, 3584, value_heads=16),
+    "qwen3.5-2b": _shape(2048, 24, 8, 2, 6144, value_heads=16),
+    "qwen3.5-4b": _shape(2560, 32, 16, 4, 9216, value_heads=32),
+    "qwen3.5-9b": _shape(4096, 32, 16, 4, 12288, value_heads=32, tied=False),
+    "qwen3.5-27b": _shape(5120, 64, 24, 4, 17408, value_heads=48, tied=False),
+}
+
 FAMILY = Family(
     "Qwen3_5ForCausalLM",
     read,
     write,
     TENSORS,
-    {},
+    SHAPES,
     part_of=("Qwen3_5ForConditionalGeneration",),
     part_names={"model.language_model.": "model."},
     other_prefixes=("model.visual.", "mtp."),
