@@ -200,7 +200,7 @@ REFEREE_EXPERIMENTS = {
         doubt="A teacher that lost its information in training instead of imitation; a teacher "
         "that is much better than its student; longer replies, on whose prefixes a teacher knows "
         "less; or another weight of the KL.",
-        minutes=0.7,
+        minutes=1,
         claims=(
             *(Claim(QUESTION, f"informed teacher{x}", "information kept", 1) for x in REWARD),
             *(Claim(QUESTION, f"uninformed teacher{x}", "information kept", -1) for x in REWARD),
