@@ -377,7 +377,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
 
     Raises:
       ValueError: the tower's heads are too narrow for rotary embeddings, its model has another
-        kind of layers than dense ones, or a hybrid has one layer.
+        kind of layers than dense ones, a hybrid has one layer, or what `check_state` refuses.
     """
     w = config.warmstart
     features: dict[str, Any] = kind_fields(
@@ -414,7 +414,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
             ),
             "image_tokens": ImageTokens(start=start, pad=pad, end=end, video=pad),
         }
-    return ModelConfig(
+    shape = ModelConfig(
         vocab_size=len(tokenizer),
         width=w.width,
         layers=w.layers,
@@ -424,6 +424,8 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         mlp_width=w.mlp_width,
         **features,
     )
+    check_state(config, shape)  # before an agent is trained that the run cannot use
+    return shape
 
 
 def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
@@ -635,11 +637,9 @@ def build_learner(
       teacher: the model of algorithm.kl_reference, if the config names one.
 
     Raises:
-      ValueError: a load-balancing loss or a replay of experts for a model without experts, or what
-        `check_state` refuses.
+      ValueError: a load-balancing loss or a replay of experts for a model without experts.
     """
     c, a, o = config, config.algorithm, config.optimizer
-    check_state(config, model.config)
     if a.balance_coef and model.config.experts is None:
         raise ValueError(
             f"config.algorithm.balance_coef is {a.balance_coef:g}, but the model has no experts; "

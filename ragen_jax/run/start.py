@@ -7,7 +7,13 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_learner, build_meshes, check_images_ahead, resumable
+from ragen_jax.config.build import (
+    build_learner,
+    build_meshes,
+    check_images_ahead,
+    check_state,
+    resumable,
+)
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config
@@ -103,6 +109,7 @@ def start(
                     report_changes(workdir, made_with, strict=strict)
         policy = load_policy(config, workdir)
         model, params, tokenizer, tasks = policy
+        check_state(config, model.config)
         for task in tasks:
             _ = task.first_training_plays  # raises if no problem can be played
         teacher = load_reference(config, policy)
