@@ -12,6 +12,7 @@ does. The waiting time is the time by which updates take longer than a rollout w
 import contextlib
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -27,6 +28,7 @@ from benchmarks.measure import Row, summarise
 from ragen_jax import train
 from ragen_jax.config.command_line import join_processes
 from ragen_jax.configs import sokoban
+from ragen_jax.core.sharding import is_main_process, main_process_first
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -105,7 +107,11 @@ def run_here(folder, processes, repeats, groups, members, tokens):
     sizes = dict(groups=groups, members=members, tokens=tokens)
     if processes > 1:
         join_processes(os.environ)
-    with tiny_setting(context="full", turns=(TURNS,)) as (_, model):
+    with tiny_setting(context="full", turns=(TURNS,)) as (_, own_model):
+        model = f"{folder}/model"  # the same path in all processes
+        with main_process_first("model"):
+            if is_main_process():
+                shutil.copytree(own_model, model)
 
         def make_run(name, wait, **fields):
             return RunInPieces(f"{folder}/{name}", make_config(model, wait=wait, **sizes, **fields))
