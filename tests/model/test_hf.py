@@ -438,6 +438,7 @@ def test_published_shapes_as_config_json(name):
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
     kinds = {"qwen2.5-vl": "qwen2_5_vl", "qwen2.5": "qwen2", "qwen3-30b": "qwen3_moe"}
+    kinds |= {"qwen3.5": "qwen3_5_text"}
     kinds |= {"qwen3": "qwen3", "llama": "llama", "smollm2": "llama", "gemma-3": "gemma3_text"}
     assert fields["model_type"] == next(kinds[start] for start in kinds if name.startswith(start))
 
