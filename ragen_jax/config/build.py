@@ -377,7 +377,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
 
     Raises:
       ValueError: the tower's heads are too narrow for rotary embeddings, its model has another
-        kind of layers than dense ones, a hybrid has one layer, or what `check_state` refuses.
+        kind of layers than dense ones, a hybrid has one layer, or what `check_layers` refuses.
     """
     w = config.warmstart
     features: dict[str, Any] = kind_fields(
@@ -424,7 +424,7 @@ def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelCon
         mlp_width=w.mlp_width,
         **features,
     )
-    check_state(config, shape)  # before an agent is trained that the run cannot use
+    check_layers(config, shape)  # before an agent is trained that the run cannot use
     return shape
 
 
@@ -454,12 +454,21 @@ def build_model(settings: Model, shape: ModelConfig, mesh: Mesh) -> Qwen:
     return Qwen(dataclasses.replace(shape, **changed))
 
 
-def check_state(config: Config, shape: ModelConfig) -> None:
-    """Refuse settings that a model with linear-attention layers does not support.
+def check_layers(config: Config, shape: ModelConfig) -> None:
+    """Refuse settings that the model's layers do not support.
 
     Raises:
-      ValueError: such a setting.
+      ValueError: a setting for experts that the model lacks, or one that linear-attention layers do
+        not support.
     """
+    for name, value, off in (
+        ("algorithm.balance_coef", config.algorithm.balance_coef, 0),
+        ("rollout.replay_experts", config.rollout.replay_experts, False),
+    ):
+        if value and shape.experts is None:
+            raise ValueError(
+                f"config.{name} is {value}, but the model has no experts; set it to {off}"
+            )
     if not shape.has_state:
         return
     layer = next(i for i, kind in enumerate(shape.kinds) if kind.attention == "linear")
@@ -635,20 +644,8 @@ def build_learner(
       sampling_mesh: None for the training mesh.
       images: the images that rows show.
       teacher: the model of algorithm.kl_reference, if the config names one.
-
-    Raises:
-      ValueError: a load-balancing loss or a replay of experts for a model without experts.
     """
     c, a, o = config, config.algorithm, config.optimizer
-    if a.balance_coef and model.config.experts is None:
-        raise ValueError(
-            f"config.algorithm.balance_coef is {a.balance_coef:g}, but the model has no experts; "
-            "set it to 0"
-        )
-    if c.rollout.replay_experts and model.config.experts is None:
-        raise ValueError(
-            "config.rollout.replay_experts is True, but the model has no experts; set it to False"
-        )
     frozen = reference = critic_state = None
     optimizer = build_optimizer(c.optimizer)
     trained = params

@@ -23,7 +23,7 @@ from ragen_jax.config.build import (
     build_meshes,
     build_model,
     build_optimizer,
-    check_state,
+    check_layers,
     tiny_shape,
     tiny_tokenizer,
 )
@@ -355,7 +355,7 @@ def describe(
             f"plan a second model; set kl_reference={INITIAL} to plan the rest, and add its weights"
         )
     shape = model_shape(c)
-    check_state(c, shape)
+    check_layers(c, shape)
     mesh, sampling_mesh = build_meshes(c, devices)
     model = build_model(c.model, shape, mesh)
     at = {

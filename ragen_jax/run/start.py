@@ -11,7 +11,7 @@ from ragen_jax.config.build import (
     build_learner,
     build_meshes,
     check_images_ahead,
-    check_state,
+    check_layers,
     resumable,
 )
 from ragen_jax.config.stored import same_run
@@ -109,7 +109,7 @@ def start(
                     report_changes(workdir, made_with, strict=strict)
         policy = load_policy(config, workdir)
         model, params, tokenizer, tasks = policy
-        check_state(config, model.config)
+        check_layers(config, model.config)
         for task in tasks:
             _ = task.first_training_plays  # raises if no problem can be played
         teacher = load_reference(config, policy)

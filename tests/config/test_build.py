@@ -284,8 +284,8 @@ def test_what_a_model_with_a_state_does_not_support_is_refused():
         ("diagnose__probe_mediation", True, "config.diagnose.probe_mediation is True, but layer 0"),
     ):
         config = configured(**{name: value})
-        assert refusal(build.check_state, config, shape).startswith(why)
-        build.check_state(config, SHAPE)
+        assert refusal(build.check_layers, config, shape).startswith(why)
+        build.check_layers(config, SHAPE)
 
 
 SHAPE = ModelConfig(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8)

@@ -13,10 +13,9 @@ from jax.sharding import AbstractMesh
 from layer_kinds import mixture
 from safetensors import safe_open
 
-from ragen_jax.config.build import build_learner, build_model
+from ragen_jax.config.build import build_model, check_layers
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
-from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import config_json, experts, families, hf, lora, qwen
 from ragen_jax.model.shape import Experts, Layer
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -300,6 +299,6 @@ def test_adapters_of_experts_are_saved_by_expert(tmp_path):
 def test_a_load_balancing_loss_needs_experts():
     config = base.get_config()
     config.algorithm.balance_coef = 0.01
-    dense = qwen.Qwen(qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20))
+    dense = qwen.ModelConfig(40, 24, 2, 4, 2, 8, 20)
     with pytest.raises(ValueError, match="balance_coef is 0.01, but the model has no experts"):
-        build_learner(load_config(config), dense, {}, make_mesh(data=1, fsdp=1, tensor=1))
+        check_layers(load_config(config), dense)

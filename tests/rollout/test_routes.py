@@ -11,7 +11,7 @@ from layer_kinds import mixture
 from test_slots import MIXTURE, collected, played_by
 
 from ragen_jax.algorithm.batch import make_batch, take_rows
-from ragen_jax.config.build import build_learner
+from ragen_jax.config.build import check_layers
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
 from ragen_jax.core.sharding import make_mesh
@@ -197,7 +197,7 @@ def test_a_model_without_experts_is_refused():
     dense = Qwen(ModelConfig(40, 24, 2, 4, 2, 8, 20))
     message = "config.rollout.replay_experts is True, but the model has no experts; set it to False"
     with pytest.raises(ValueError, match=message):
-        build_learner(load_config(config), dense, {}, make_mesh(data=1, fsdp=1, tensor=1))
+        check_layers(load_config(config), dense.config)
     with pytest.raises(ValueError, match=message):
         on_cpu = dict(cache_dtype="model", cache_kernel="xla", platform="cpu")
         with_cache(dense, **on_cpu, keep_experts=True)
