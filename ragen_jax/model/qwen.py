@@ -336,7 +336,16 @@ class Qwen(nn.Module):
         shape = c.layers, *tokens_BT.shape
         return x, kv, jax.tree.map(lambda y: y.reshape(*shape, y.shape[-1]), routing)
 
-    def _hybrid(self, x, angles, rows, kvs, segments, keep_kv, count_B):
+    def _hybrid(
+        self,
+        x: jax.Array,
+        angles: Any,
+        rows: tuple[Any, ...],
+        kvs: Any,
+        segments: Sequence[Segment],
+        keep_kv: bool,
+        count_B: jax.Array | None,
+    ) -> tuple[jax.Array, Any]:
         """Run layers of which some have linear attention; see model/hybrid.py."""
         c = self.config
         if self.is_initializing():

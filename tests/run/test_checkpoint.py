@@ -244,6 +244,15 @@ def test_an_alarm_of_another_version_starts_again(opened, capsys):
         checkpoints.restore(2, like.replace(streak_P={"lake": jnp.zeros(3)}, regimes=None))
 
 
+def test_a_checkpoint_may_lack_a_field_that_is_empty(opened):
+    """Of a version before the field."""
+    checkpoints, state = opened(), state_of(2)
+    saved = {name: value for name, value in vars(state).items() if name != "tally_P"}
+    checkpoints.save(2, saved)
+    checkpoints.manager.wait_until_finished()
+    assert_same_bits(checkpoints.restore(2, state_of(0)), state)
+
+
 def test_parameters_alone_come_back(opened):
     saved(opened(), 3)
     found = opened().restore_params(3, state_of(0).params)

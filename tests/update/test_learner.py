@@ -257,6 +257,16 @@ def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
     assert not found[batch.group_B == G - 1].any()
 
 
+def of_a_pair(return_GK, low, high):
+    """Return the advantages of Weighted GRPO if only these two groups are kept."""
+    found_GK = np.zeros_like(return_GK)
+    found_GK[low] = return_GK[low] - return_GK[low].min()
+    found_GK[high] = return_GK[high] - return_GK[high].max()
+    both = found_GK[[low, high]]
+    found_GK[[low, high]] = (both - both.mean()) / (both.std(ddof=1) + 1e-6)
+    return found_GK
+
+
 @pytest.mark.parametrize("name", [name for name in REWARDED if name not in OF_TOKENS])
 @pytest.mark.parametrize("normalize, grouping", [("identity", "state"), ("mean_std", "batch")])
 def test_a_group_is_compared_with_the_kl_of_all_its_members(
@@ -296,6 +306,7 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
         "dr_grpo": away,
         "rloo": away * K / (K - 1),
         "raft": (away == away.max(1, keepdims=True)) & (away.max(1, keepdims=True) > 1e-5),
+        "weighted_grpo": of_a_pair(lowered, *sorted((0, 2), key=lambda g: return_GK[g].mean())),
     }.get(name, away)
     want_BT = want.reshape(-1)[batch.episode_B][:, None] * batch.mask_BT
     inside = (keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))[:, None] & (
