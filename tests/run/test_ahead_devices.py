@@ -98,6 +98,10 @@ def words_of(agent, workdir, **fields):
     return [*words, *(f"--config.{name}={value}" for name, value in settings.items())]
 
 
+# These count the padding of each device's sequences.
+OF_LAYOUT = ("update/positions", "update/shared", "update/real_share")
+
+
 def assert_same_figures(one_dir, other_dir, *, half=False):
     """Two runs' rows are equal up to rounding, which with half precision decides on tokens."""
     rows = [timeless(read_metrics(path / "metrics.jsonl")) for path in (one_dir, other_dir)]
@@ -106,8 +110,7 @@ def assert_same_figures(one_dir, other_dir, *, half=False):
         assert one.get("rollout/staleness") == other.get("rollout/staleness")
         if half:
             continue
-        # Positions include the padding of each device's sequences.
-        for name in one.keys() - {"rollout/logp_gap", "update/positions", "update/shared"}:
+        for name in one.keys() - {"rollout/logp_gap", *OF_LAYOUT}:
             assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-4), name
 
 
