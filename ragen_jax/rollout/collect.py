@@ -98,13 +98,13 @@ def collect(
     """
     c, key = task.collecting, task.key
     cursor, chance_P = int(state.seed_cursor[task.name]), None
-    if c.pool:
-        streaks = state.streak_P or {}
-        streak_P = jax.device_get(streaks[task.name])
-        chance_P = play_chances(streak_P, explore=c.explore, least=c.explore_least)
     if c.allocate:
         tally_P2 = jax.device_get((state.tally_P or {})[task.name])
         chance_P = allocation_chances(tally_P2, least=c.explore_least)
+    elif c.pool:
+        streaks = state.streak_P or {}
+        streak_P = jax.device_get(streaks[task.name])
+        chance_P = play_chances(streak_P, explore=c.explore, least=c.explore_least)
 
     def play_round(round_):
         nonlocal cursor

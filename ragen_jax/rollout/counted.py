@@ -54,8 +54,9 @@ def decode_counted(
     for limit in range(PART, settings.max_tokens + PART, PART):
         most = np.int32(min(limit, settings.max_tokens))
         carry, ended = resume(model, params, segment, carry, most, *draws, settings=settings)
-        count(int(ended))  # waits for the part
-        if int(ended) == len(keys_B):
+        over = int(ended)  # waits for the part
+        count(over)
+        if over == len(keys_B):
             break
     return finish(carry)
 

@@ -422,9 +422,8 @@ class Draws:
         return token_B, jnp.where(alive_B, logp_B, 0.0), done_B, jnp.asarray(next_B)
 
 
-# (index of the next token, token_B, done_B, (keys, values, states, experts) of the
-# replies, tokens_BT,
-# logp_BT, count_B, state_B of the stop strings)
+# (index of the next token, token_B, done_B, (keys, values, states, experts) of the replies,
+# tokens_BT, logp_BT, count_B, state_B of the stop strings)
 Carry = tuple[Any, ...]
 
 
