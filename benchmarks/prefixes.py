@@ -132,7 +132,7 @@ def batch_of(rows):
     )
 
 
-def every_token(batch):
+def every_token(batch, *, replay=False):
     """Return the rows of a batch with the vocabulary read at each position."""
     inside_BT = np.arange(batch.mask_BT.shape[1]) <= token_rows(batch).count_B[:, None]
     inside_BT[:, 0] = False

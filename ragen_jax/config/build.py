@@ -472,20 +472,12 @@ def check_layers(config: Config, shape: ModelConfig) -> None:
     if not shape.has_state:
         return
     layer = next(i for i, kind in enumerate(shape.kinds) if kind.attention == "linear")
-    r, d = config.rollout, config.diagnose
-    for name, value, asked, why in (
-        ("rollout.slots", r.slots, r.slots > 0, "whose state cannot be kept in slots; set it to 0"),
-        ("rollout.chunk", r.chunk, r.chunk > 0, "whose state cannot be kept in slots; set it to 0"),
-        (
-            *("diagnose.probe_mediation", True, d.probe_mediation),
-            "whose state after the reasoning holds the prompt too; set it to false",
-        ),
-    ):
-        if asked:
-            raise ValueError(
-                f"config.{name} is {value!r}, but layer {layer} of the model is a linear-attention "
-                f"layer, {why}"
-            )
+    if config.diagnose.probe_mediation:
+        raise ValueError(
+            f"config.diagnose.probe_mediation is True, but layer {layer} of the model is a "
+            "linear-attention layer, whose state after the reasoning holds the prompt too; set it "
+            "to false"
+        )
 
 
 def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArgs:

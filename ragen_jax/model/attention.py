@@ -192,7 +192,8 @@ def attend(
     q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
     pages = [s for s in segments if isinstance(s[0], PageOfLayers)]
-    segments = [s for s in segments if not isinstance(s[0], PageOfLayers)]
+    # Of windowed and other layers, either may have no positions in a segment (rollout/tails.py).
+    segments = [s for s in segments if not isinstance(s[0], PageOfLayers) and s[0].shape[2]]
     reads = jnp.tril(jnp.ones((T, T), bool))
     firsts = [None] * len(segments)  # first position of each segment that a query reads; None: 0
     if window is not None:

@@ -9,13 +9,13 @@ Arrays of windowed layers are then shorter than those of the others. A model tha
 one by one has a tuple of them, as before. A model that scans over its layers has one stack of
 layers for each kind: {kind: [L of the kind, N, K, S, D]}.
 
-Slots keep all positions: a row that goes on after an earlier token of the cache, such as the end of
-the rules, would need positions that its window no longer has.
+In slots, windows are in the tails of rows (rollout/tails.py), the other layers in pages.
 
 Axes: as in attention.py.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -67,7 +67,7 @@ def _indices(config: ModelConfig, kind: str) -> list[int]:
     return [i for i, layer in enumerate(config.kinds) if layer.attention == kind]
 
 
-def _of_kind(config: ModelConfig, layers: Any, kind: str) -> Any:
+def of_kind(config: ModelConfig, layers: Any, kind: str) -> Any:
     """Return the keys or values of the layers of a kind."""
     if isinstance(layers, dict):
         return layers[kind]
@@ -87,27 +87,49 @@ def _join(config: ModelConfig, parts: dict[str, Any]) -> Any:
     return tuple(layers[i] for i in range(config.layers))
 
 
+def with_kind(config: ModelConfig, kind: str, layers: Any) -> Any:
+    """Return keys or values of all layers, in which those of other kinds have no positions.
+
+    Args:
+      layers: keys or values of the layers of this kind, the result of `of_kind`.
+    """
+
+    def without_positions(x, *first):
+        return jnp.zeros((*first, *x.shape[len(first) : -2], 0, x.shape[-1]), x.dtype)
+
+    parts = {kind: layers}
+    for other in config.attention_kinds:
+        count = len(_indices(config, other))
+        if other == kind:
+            continue
+        if isinstance(layers, tuple):
+            parts[other] = (jax.tree.map(without_positions, layers[0]),) * count
+        else:
+            parts[other] = jax.tree.map(lambda x, n=count: without_positions(x, n), layers)
+    return _join(config, parts)
+
+
 def keep_windows(config: ModelConfig, segment: Segment) -> Segment:
     """Return a segment whose windowed layers hold the last `config.window` tokens of each row."""
     if WINDOWED not in config.attention_kinds:
         return segment
     held_N = tokens_held(WINDOWED, segment.length_N, segment.window_N)
     parts = {
-        kind: (_of_kind(config, segment.k, kind), _of_kind(config, segment.v, kind))
+        kind: (of_kind(config, segment.k, kind), of_kind(config, segment.v, kind))
         for kind in config.attention_kinds
     }
     S = jax.tree.leaves(parts[WINDOWED])[0].shape[-2]
     if S > config.window:
-
-        def last(kv, held_N):
-            position_NW = jnp.maximum(held_N - config.window, 0)[:, None] + jnp.arange(
-                config.window
-            )
-            return jax.tree.map(lambda x: _take(x, position_NW), kv)
-
+        last = functools.partial(last_positions, window=config.window)
         parts[WINDOWED] = by_shard(last, parts[WINDOWED], held_N)
     k, v = (_join(config, {kind: part[i] for kind, part in parts.items()}) for i in (0, 1))
     return dataclasses.replace(segment, k=k, v=v, window_N=jnp.minimum(held_N, config.window))
+
+
+def last_positions(kv: Any, held_N: jax.Array, *, window: int) -> Any:
+    """Return the last `window` of each row's first `held_N` positions, or its first if fewer."""
+    position_NW = jnp.maximum(held_N - window, 0)[:, None] + jnp.arange(window)
+    return jax.tree.map(lambda x: _take(x, position_NW), kv)
 
 
 def _take(x: jax.Array, position_NW: jax.Array) -> jax.Array:
@@ -135,7 +157,7 @@ def append_turn(
     grown: dict[str, Segment] = {}
     for kind in config.attention_kinds:
         old_k, old_v, new_k, new_v = (
-            _of_kind(config, x, kind) for x in (segment.k, segment.v, k, v)
+            of_kind(config, x, kind) for x in (segment.k, segment.v, k, v)
         )
         room = capacity
         if kind == WINDOWED:

@@ -44,7 +44,7 @@ def program(
         with jax.set_mesh(mesh):
             return function.lower(*args, **(keywords or {}))
 
-    arrays = [x for x in jax.tree.leaves(args) if getattr(x, "sharding", None)]
+    arrays = [x for x in jax.tree.leaves((args, keywords)) if getattr(x, "sharding", None)]
     return Program(name=name, lower=lower, arguments=arrays, **rest)
 
 

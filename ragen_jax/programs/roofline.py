@@ -207,21 +207,23 @@ class Work:
 
     def read(self, N: int, S: int, T: int) -> Cost:
         """Return the cost of chunks.read of T tokens after S positions."""
-        flops = self.layers(N * T, N * T * (S + T))
-        return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * (S + T)))
+        flops = self.layers(N * T, N * T * (S + T), N * T * (self._held(S) + T))
+        cached = self.held_bytes(N, S) + self.cache_bytes(N * T) + 2 * self.state_bytes(N)
+        return Cost(flops, self.weight_bytes(head=False) + cached)
 
-    def decode(self, N: int, S: int, T: int, *, windows: bool = True) -> Cost:
-        """Return the cost of sample.decode of T tokens after S positions if no row stops early.
+    def fold_tail(self, N: int, T: int) -> Cost:
+        """Return the cost of tails.fold_tail of T new tokens of N rows: windows and states move."""
+        window = (
+            self._windowed / self.config.layers * self.cache_bytes(N * (self.config.window + T))
+        )
+        return Cost(0.0, 2 * (window + self.state_bytes(N)))
 
-        Args:
-          windows: whether windowed layers hold their window only, as they do without slots.
-        """
+    def decode(self, N: int, S: int, T: int) -> Cost:
+        """Return the cost of sample.decode of T tokens after S positions if no row stops early."""
         passes = T - 1  # the first token is drawn from the given logits
-        held = self._held(S) if windows else S
-        layers = self.layers(N, N * (S + T + 1), N * (held + T + 1))
+        layers = self.layers(N, N * (S + T + 1), N * (self._held(S) + T + 1))
         # States are read and written.
-        cached = self.cache_bytes(N * T) + 2 * self.state_bytes(N)
-        cached += self.held_bytes(N, S) if windows else self.cache_bytes(N * S)
+        cached = self.held_bytes(N, S) + self.cache_bytes(N * T) + 2 * self.state_bytes(N)
         return Cost(passes * (layers + self.head(N)), passes * (self.weight_bytes() + cached))
 
     def score_prompts(self, N: int, T: int) -> Cost:

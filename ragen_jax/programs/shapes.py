@@ -40,6 +40,9 @@ from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.model.window_cache import keep_windows
+from ragen_jax.rollout.chunks import Page
+from ragen_jax.rollout.sample import read_tokens
+from ragen_jax.rollout.tails import Tail, split
 from ragen_jax.update.policy import ForwardContext, Loss, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
@@ -189,6 +192,24 @@ def cache_struct(
         window_N=None if shapes.window_N is None else length_N,
         state=jax.tree.map(lay_out, shapes.state),
     )
+
+
+def slot_structs(
+    model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
+) -> tuple[Page, Tail | None]:
+    """Return what slots keep of `positions` new tokens of `rows` rows: a page, and a tail."""
+    plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
+    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
+    shapes = jax.eval_shape(
+        lambda *args: split(model.config, read_tokens(plain, *args)[1]), params, tokens
+    )
+
+    def lay_out(x):
+        axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")
+        return struct(mesh, x.shape, x.dtype, *axes)
+
+    found: Any = jax.tree.map(lay_out, shapes)
+    return found
 
 
 def picture_grids(config: Config) -> dict[str, Grid]:

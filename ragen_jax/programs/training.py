@@ -34,10 +34,19 @@ from ragen_jax.programs.program import (
 from ragen_jax.programs.residents import resident_programs, residents, with_residents
 from ragen_jax.programs.roofline import Cost
 from ragen_jax.programs.rows import MicroBatchShapes, expected_shapes, micro_batch_structs
-from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, describe, host, struct
+from ragen_jax.programs.shapes import (
+    RowLengths,
+    RunShapes,
+    cache_struct,
+    describe,
+    host,
+    slot_structs,
+    struct,
+)
 from ragen_jax.rollout.chunks import DecodeBatch, decode_chunk, fold, read
 from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import DecodeSettings, decode, extend, prefill
+from ragen_jax.rollout.tails import fold_tail
 from ragen_jax.update import passes
 from ragen_jax.update.critic import critic_gradient
 from ragen_jax.update.optimize import apply_gradient, needs_start
@@ -203,8 +212,13 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
     # The kernel reads the positions that a row has, on average over an episode.
     by_kernel = run.sampler.config.cache_kernel == "pages"
     read_positions = (at.first + at.last + longest) // 2 if by_kernel else positions
-    pages = [cache_struct(run.sampler, run.policy, mesh, B, size) for size in lengths]
-    caches = [(page.k, page.v) for page in pages]
+
+    def kept(N, positions):
+        return slot_structs(run.sampler, run.policy, mesh, N, positions)
+
+    caches = [kept(B, size)[0] for size in lengths]
+    _, tail = kept(B, max(run.sampler.config.window, 1))
+    tails = {} if tail is None else {"tail": tail}
     largest = lengths.index(max(lengths))
     helps = ("rollout.slots", *cache_helps(run), *run.helps)
 
@@ -212,19 +226,35 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         return struct(mesh, shape, jnp.int32, "rows")
 
     def fold_of(name, N, length, calls):
-        new = cache_struct(run.sampler, run.policy, mesh, N, length)
         return program(
             name,
             mesh,
             fold,
             caches[largest],
-            (new.k, new.v),
+            kept(N, length)[0],
             host((), jnp.int32),
             ints(N),
             ints(N),
             ints(B),
-            resident=(run.resident, run.policy, caches[:largest], caches[largest + 1 :]),
+            resident=(run.resident, run.policy, caches[:largest], caches[largest + 1 :], tail),
             cost=Cost(0.0, 2 * work.cache_bytes(N // shards * length)),
+            calls=calls,
+            helps=helps,
+        )
+
+    def fold_tail_of(name, N, length, calls):
+        return program(
+            name,
+            mesh,
+            fold_tail,
+            run.sampler.config,
+            tail,
+            kept(N, length)[1],
+            ints(N),
+            ints(N),
+            ints(B),
+            resident=(run.resident, run.policy, caches),
+            cost=work.fold_tail(N // shards, length),
             calls=calls,
             helps=helps,
         )
@@ -243,12 +273,15 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         ints(R),
         ints(R),
         ints(R, E),
+        keywords=tails and tails | {"count_R": ints(R)},
         resident=run.resident,
         cost=work.read(at_a_time, positions, E),
         calls=reads,
         helps=helps,
     )
     yield fold_of("fold", R, E, reads)
+    if tails:
+        yield fold_tail_of("fold_tail", R, E, reads)
     yield program(
         "decode_chunk",
         mesh,
@@ -258,14 +291,16 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         caches,
         DecodeBatch(*[ints(B)] * 4, keys_B=struct(mesh, (B,), jax.random.key(0).dtype, "rows")),
         host((), jnp.float32),
-        keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))},
+        keywords={"settings": DecodeSettings(max_tokens=chunk, stop_ids=(0,))} | tails,
         resident=run.resident,
-        cost=work.decode(rows, read_positions, chunk + 1, windows=False),
+        cost=work.decode(rows, read_positions, chunk + 1),
         calls=chunks,
         tokens=rows * chunk,
         helps=helps,
     )
     yield fold_of("fold_replies", B, chunk, chunks)
+    if tails:
+        yield fold_tail_of("fold_tail_of_replies", B, chunk, chunks)
 
 
 def cache_helps(run: RunShapes) -> tuple[str, ...]:

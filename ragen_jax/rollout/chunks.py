@@ -12,7 +12,7 @@ between two calls.
 
 A cache is a list of pages, each with all rows: the first page has the first positions of every row,
 the second page the next positions. The cache grows by appending a page, so that there is never a
-second copy of it.
+second copy of it. What layers keep of the end of a row only is in a tail (tails.py).
 
 Axes: B rows of the cache, R rows that a call reads, E new tokens, C tokens of a chunk,
 V vocabulary. On a mesh, rows are sharded as in sample.py, and row indices count within a shard.
@@ -21,6 +21,7 @@ V vocabulary. On a mesh, rows are sharded as in sample.py, and row indices count
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import flax.struct
 import jax
@@ -38,11 +39,16 @@ from ragen_jax.rollout.sample import (
     choose,
     empty_reply,
     noise,
+    one_or_none,
     put,
     read_tokens,
+    unless,
 )
+from ragen_jax.rollout.tails import Tail, add_tail, lay_out_tail, split
 
-Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
+Page = tuple[Layers, Layers]  # keys and values of the layers that pages hold, as in `Segment`
+
+Kept = TypeVar("Kept", Page, Tail)
 
 
 @flax.struct.dataclass
@@ -63,14 +69,18 @@ class DecodeBatch:
 def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Page:
     """Return a page of zeros with room for `positions` tokens in each of `rows` rows."""
     plain = Qwen(dataclasses.replace(model.config, attention="xla"))
-    tokens = jnp.zeros((rows, positions), jnp.int32)
-    _, kv, _ = jax.eval_shape(functools.partial(read_tokens, plain), params, tokens)
-    return _lay_out(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kv))
+
+    def keep(params, tokens):
+        return split(model.config, read_tokens(plain, params, tokens)[1])[0]
+
+    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
+    page = jax.eval_shape(keep, params, tokens)
+    return _lay_out(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), page))
 
 
 @jax.jit
-def keep_rows(page: Page, rows_B: jax.Array) -> Page:
-    """Return the given rows of a page.
+def keep_rows(page: Kept, rows_B: jax.Array) -> Kept:
+    """Return the given rows of a page or a tail.
 
     Args:
       rows_B: int32 indices; each shard's entries index the rows of that shard.
@@ -91,7 +101,10 @@ def read(
     start_R: jax.Array,
     tokens_RE: jax.Array,
     shift_R: jax.Array | None = None,
-) -> tuple[Page, jax.Array | None]:
+    *,
+    tail: Tail | None = None,
+    count_R: jax.Array | None = None,
+) -> tuple[Page, jax.Array | None, Tail | None]:
     """Read new tokens that follow the cached tokens of some rows.
 
     Args:
@@ -101,15 +114,18 @@ def read(
       tokens_RE: int32, right-padded.
       shift_R: int32, with images: position of the first new token minus start_R
         (`ImageTable.shift`).
+      tail: the cache's, in a model that has one.
+      count_R: int32, number of real tokens of each row, in a model that has a tail.
 
     Returns:
-      (keys and values of the new tokens, their `Segment.experts_NTX`).
+      (keys and values of the new tokens, their `Segment.experts_NTX`, their tail for `fold_tail`).
     """
     position_R = start_R if shift_R is None else start_R + shift_R
     position_RE = token_positions(params, tokens_RE, position_R)
-    memory = _memory(pages, start_R, rows_R)
-    _, kv, experts = read_tokens(model, params, tokens_RE, position_RE, memory)
-    return _lay_out(kv), _by_row(experts)
+    memory = add_tail(model.config, _memory(pages, start_R, rows_R), tail, start_R, rows_R)
+    _, kept, experts = read_tokens(model, params, tokens_RE, position_RE, memory, count_B=count_R)
+    page, new_tail = split(model.config, kept)
+    return _lay_out(page), _by_row(experts), lay_out_tail(new_tail)
 
 
 @functools.partial(jax.jit, donate_argnames=("page",))
@@ -151,33 +167,40 @@ def decode_chunk(
     pages: Sequence[Page],
     batch: DecodeBatch,
     temperature: jax.Array,
+    tail: Tail | None = None,
     *,
     settings: DecodeSettings,
-) -> tuple[Page, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+) -> tuple[Page, jax.Array, jax.Array, jax.Array, jax.Array | None, Tail | None]:
     """Sample up to `settings.max_tokens` tokens of each row's reply.
 
     Args:
       pages: the pages with the first max(batch.length_B) positions.
       temperature: traced scalar > 0.
+      tail: the cache's, in a model that has one.
 
     Returns:
       (keys and values of the tokens read, to be folded in after length_B; tokens_BC, logp_BC,
-      count_B, as in `Sampled`; `Segment.experts_NTX` of the tokens read). The tokens read are
-      `token_B` and all but the last of the `count_B` sampled tokens.
+      count_B, as in `Sampled`; `Segment.experts_NTX` of the tokens read; their tail for
+      `fold_tail`). The tokens read are `token_B` and all but the last of the `count_B` sampled
+      tokens.
     """
     length_B, keys_B = batch.length_B, batch.keys_B
     B, V, C = length_B.shape[0], model.config.vocab_size, settings.max_tokens
-    memory = _memory(pages, length_B)
+    memory = add_tail(model.config, _memory(pages, length_B), tail, length_B)
     position_B = length_B if batch.shift_B is None else length_B + batch.shift_B
 
     def body(carry):
         index, token_B, done_B, *read, tokens_BC, logp_BC, count_B, state_B = carry
-        reply_k, reply_v, kept = read
-        reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index, jnp.int32))
+        reply_k, reply_v, states, kept = read
+        length_N = jnp.full((B,), index, jnp.int32)
+        reply = Segment(k=reply_k, v=reply_v, length_N=length_N, state=states)
         position_B1 = (position_B + index)[:, None]
         new = read_tokens(model, params, token_B[:, None], position_B1, (*memory, reply))
-        hidden, (k, v), experts = new
-        read = put(reply_k, k, index), put(reply_v, v, index), put_experts(kept, experts, index)
+        hidden, (k, v, *new_states), experts = new
+        # A reply that has ended does not change its state.
+        states = jax.tree.map(functools.partial(unless, done_B), states, one_or_none(new_states))
+        read = put(reply_k, k, index), put(reply_v, v, index), states
+        read = *read, put_experts(kept, experts, index)
         logits_BV = output_logits(params, hidden[:, 0]) / temperature
         scaled_BV = settings.filter_logits(logits_BV)
         drawn, logp_B = choose(scaled_BV, noise(keys_B, batch.drawn_B + index, V))
@@ -190,13 +213,13 @@ def decode_chunk(
         logp_BC = jax.lax.dynamic_update_slice_in_dim(logp_BC, logp_B[:, None], index, axis=1)
         return index + 1, token_B, done_B, *read, tokens_BC, logp_BC, count_B, state_B
 
-    k, v = pages[0]
     carry = (
         jnp.int32(0),
         batch.token_B,
         batch.budget_B <= 0,
-        empty_reply(k, B, C),
-        empty_reply(v, B, C),
+        empty_reply(memory[0].k, B, C),
+        empty_reply(memory[0].v, B, C),
+        memory[-1].state,
         no_experts(model, B, C),
         jnp.zeros((B, C), jnp.int32),
         jnp.zeros((B, C), jnp.float32),
@@ -204,13 +227,15 @@ def decode_chunk(
         jnp.zeros(B, jnp.int32) if batch.stop_B is None else batch.stop_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < C) & ~c[2].all(), body, carry)
-    *_, reply_k, reply_v, kept, tokens_BC, logp_BC, count_B, _ = carry
+    *_, reply_k, reply_v, states, kept, tokens_BC, logp_BC, count_B, _ = carry
+    page, new_tail = split(model.config, (reply_k, reply_v, *([] if states is None else [states])))
     return (
-        _lay_out((reply_k, reply_v)),
+        _lay_out(page),
         constrain(tokens_BC, "rows", None),
         constrain(logp_BC, "rows", None),
         constrain(count_B, "rows"),
         _by_row(kept),
+        lay_out_tail(new_tail),
     )
 
 
@@ -218,7 +243,7 @@ def _by_row(experts_NTX: jax.Array | None) -> jax.Array | None:
     return None if experts_NTX is None else constrain(experts_NTX, "rows", None, None)
 
 
-def _lay_out(page: Page) -> Page:
+def _lay_out(page: Kept) -> Kept:
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 

@@ -4,6 +4,7 @@ All of them can therefore be compiled before the first is called.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.rows import NOTHING, common
 from ragen_jax.rollout.stops import Stops
+from ragen_jax.rollout.tails import empty_tail, fold_tail, has_tail, new_tail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +123,15 @@ def expected_programs(
     pages = pages_of(sizes, max(prompts) + max_new_tokens - 1)
     ends = list(itertools.accumulate(pages))
 
+    tailed = has_tail(model.config)
+
     def reading(rows, cached, piece):
         name = f"read {R} x {piece} after {len(cached)} pages of {rows} rows"
-        return ExpectedProgram(
-            name, read, (model, params, cached, _ints(R), _ints(R), _ints(R, piece))
-        )
+        tails = {"count_R": _ints(R)} if tailed else {}
+        if tailed and cached:
+            tails["tail"] = _tail(model, params, rows)
+        args = model, params, cached, _ints(R), _ints(R), _ints(R, piece)
+        return ExpectedProgram(name, read, args, tails)
 
     # First prompts are read in the largest piece that they need; later reads have any new length.
     alone = {sizes.piece(prompts[0]), sizes.piece(prompts[0] - 1)}
@@ -144,9 +150,22 @@ def expected_programs(
             batch = DecodeBatch(*[_ints(B)] * 4, keys_B=keys, stop_B=stop_B)
             args = model, params, cached, batch, heat
             name = f"decode_chunk of {B} rows after {used} pages, {cut}"
-            found.append(ExpectedProgram(name, decode_chunk, args, settings))
+            tails = {"tail": _tail(model, params, B)} if tailed else {}
+            found.append(ExpectedProgram(name, decode_chunk, args, settings | tails))
             if before < max(prompts):
                 found += [reading(B, cached, piece) for piece in pieces]
+        if tailed:
+            tail = _tail(model, params, B)
+            found.append(ExpectedProgram(f"{B} tails", empty_tail, (model, params), {"rows": B}))
+            for n, length in [*((R, piece) for piece in pieces), (B, sizes.chunk)]:
+                new = _new_tail(model, params, n, length)
+                args = model.config, tail, new, _ints(n), _ints(n), _ints(B)
+                name = f"fold the ends of {n} x {length} into {B} tails"
+                found.append(ExpectedProgram(name, fold_tail, args))
+            for less in (count * less for less in sizes.rows if less < rows):
+                found.append(
+                    ExpectedProgram(f"keep {less} of {B} tails", keep_rows, (tail, _ints(less)))
+                )
         for size, page in of.items():
             room = {"rows": B, "positions": size}
             found.append(
@@ -173,9 +192,23 @@ def pages_of(sizes: Sizes, positions: int) -> list[int]:
 
 
 def _page(model: Qwen, params: Params, rows: int, positions: int) -> Any:
-    shapes = jax.eval_shape(
-        lambda params: empty_page(model, params, rows=rows, positions=positions), params
+    page = functools.partial(empty_page, model, rows=rows, positions=positions)
+    return _by_row(jax.eval_shape(page, params))
+
+
+def _tail(model: Qwen, params: Params, rows: int) -> Any:
+    return _by_row(jax.eval_shape(functools.partial(empty_tail, model, rows=rows), params))
+
+
+def _new_tail(model: Qwen, params: Params, rows: int, tokens: int) -> Any:
+    """Return the shapes of the tail of new tokens."""
+    return _by_row(
+        jax.eval_shape(functools.partial(new_tail, model, rows=rows, positions=tokens), params)
     )
+
+
+def _by_row(shapes: Any) -> Any:
+    """Return the shapes of a cache, laid out on the mesh in use."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return shapes

@@ -11,6 +11,7 @@ processes call the same programs: they first agree on the sizes.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from ragen_jax.rollout.chunks import (
 )
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.rollout.stops import Stops
+from ragen_jax.rollout.tails import Tail, can_continue, empty_tail, fold_tail, has_tail
 
 PIECE = 256  # maximum tokens of a row that are read in a call
 QUARTERS = (1, 2, 4)  # piece lengths, in quarters of the longest piece
@@ -115,16 +117,12 @@ class Cache:
     def __init__(
         self, model: Qwen, params: Params, sizes: Sizes, images: ImageSource = NO_IMAGES
     ) -> None:
-        if model.config.has_state:
-            raise ValueError(
-                "the model has linear-attention layers, whose state a cache of slots cannot keep; "
-                "play in lock step: set config.rollout.slots and config.rollout.chunk to 0"
-            )
         self.model, self.params, self.sizes, self.images = model, params, sizes, images
         self.count, mine = row_shards()  # number of shards of all processes
         self.shards = len(mine)  # number of shards of this process
         self.rows = sizes.rows[-1]  # rows per shard
         self.pages: list[Page] = []
+        self.tail: Tail | None = None  # None also before the first page
         self.lengths: list[int] = []  # positions of each page
         self.to_come = sizes.pages()
 
@@ -146,6 +144,8 @@ class Cache:
             kept.append(part + free[: rows - len(part)])
         rows_B = place_rows(np.concatenate(kept).astype(np.int32))
         self.pages = [keep_rows(page, rows_B) for page in self.pages]
+        if self.tail is not None:
+            self.tail = keep_rows(self.tail, rows_B)
         self.rows = rows
         return kept
 
@@ -191,8 +191,15 @@ class Cache:
             shown = self.images.attach(self.params, tokens)
             # Without images the program has no such argument.
             shifts = () if self.images.tower is None else (place_rows(shift_R),)
-            new, experts = read(self.model, shown, history, rows_R, start_R, tokens_RE, *shifts)
+            # Nor does it have these if there is no tail, or if all rows start from nothing.
+            tails: dict[str, Any] = {} if self.tail is None else {"count_R": count_R}
+            if history and self.tail is not None:
+                tails["tail"] = self.tail
+            new, experts, new_tail = read(
+                self.model, shown, history, rows_R, start_R, tokens_RE, *shifts, **tails
+            )
             self._fold(new, start_R, count_R, reader_B, -least, end)
+            self._fold_tail(new_tail, start_R, count_R, reader_B)
             if experts is not None:
                 experts_RTX = read_rows(experts)
                 for shard, part in enumerate(queues):
@@ -240,16 +247,19 @@ class Cache:
             shift_B=None if batch.shift_B is None else place_rows(np.asarray(batch.shift_B)),
             stop_B=None if batch.stop_B is None else place_rows(np.asarray(batch.stop_B)),
         )
-        new, tokens_BC, logp_BC, count_B, experts = decode_chunk(
+        tails = {} if self.tail is None else {"tail": self.tail}
+        new, tokens_BC, logp_BC, count_B, experts, new_tail = decode_chunk(
             self.model,
             self.params,
             self.pages[: self._needed(max(longest, 1))],
             placed,
             np.float32(sampling.temperature),
             settings=sampling.decode_settings(stop_ids, chunk, stops),
+            **tails,
         )
         each = place_rows(np.tile(np.arange(self.rows, dtype=np.int32), self.shards))
         self._fold(new, placed.length_B, count_B, each, -least, end)
+        self._fold_tail(new_tail, placed.length_B, count_B, each)
         experts_BCX = None if experts is None else read_rows(experts)
         return read_rows(tokens_BC), read_rows(logp_BC), read_rows(count_B), experts_BCX
 
@@ -270,6 +280,14 @@ class Cache:
                 self.pages[index] = fold(page, new, np.int32(first), start_R, count_R, reader_B)
             first += size
 
+    def _fold_tail(self, new: Tail | None, start_R: Array, count_R: Array, reader_B: Array) -> None:
+        if self.tail is not None and new is not None:
+            self.tail = fold_tail(self.model.config, self.tail, new, start_R, count_R, reader_B)
+
+    def can_continue(self, cached: int, start: int) -> bool:
+        """Return whether a row with `cached` tokens can go on after its first `start` tokens."""
+        return can_continue(self.model.config, cached, start)
+
     def _needed(self, positions: int) -> int:
         """Return the number of pages that hold the first `positions` positions of a row."""
         starts = itertools.accumulate(self.lengths[:-1], initial=0)
@@ -277,7 +295,9 @@ class Cache:
 
     def _grow(self, positions: int) -> None:
         while sum(self.lengths) < positions:
-            size = next(self.to_come)
-            page = empty_page(self.model, self.params, rows=self.count * self.rows, positions=size)
+            size, rows = next(self.to_come), self.count * self.rows
+            if self.tail is None and has_tail(self.model.config):
+                self.tail = empty_tail(self.model, self.params, rows=rows)
+            page = empty_page(self.model, self.params, rows=rows, positions=size)
             self.pages.append(page)
             self.lengths.append(size)

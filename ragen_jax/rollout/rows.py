@@ -69,6 +69,8 @@ def begin_replies(
     for index, row, prompt, most in prompts:
         before = prompt[:-1]
         start = common(row.cached_ids, before)
+        if not cache.can_continue(len(row.cached_ids), start):
+            start = 0
         row.cached_ids, row.token, row.tokens_left = before, int(prompt[-1]), most
         row.sampled, row.logp = NOTHING, np.zeros(0, np.float32)
         row.stop_state = 0

@@ -468,7 +468,7 @@ def more_tokens(
         )
         reply_k, reply_v = put(reply_k, k, index - 1), put(reply_v, v, index - 1)
         # The last token of a reply does not enter the state.
-        states = jax.tree.map(functools.partial(_unless, done_B), states, one_or_none(new))
+        states = jax.tree.map(functools.partial(unless, done_B), states, one_or_none(new))
         memory = reply_k, reply_v, states, put_experts(kept, experts, index - 1)
         count_B = count_B + ~done_B
         logits_BV = output_logits(params, hidden[:, 0])
@@ -493,7 +493,7 @@ def replies(carry: Carry) -> Sampled:
     )
 
 
-def _unless(done_B: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+def unless(done_B: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     """Return the old entries of the rows that are done, the new entries of the others."""
     return jnp.where(done_B[:, None, None, None], old, new)
 

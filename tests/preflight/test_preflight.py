@@ -298,6 +298,18 @@ def test_programs_of_slots():
         assert a.shape == b.shape
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", ["windowed", "hybrid"])
+def test_programs_of_slots_with_tails(kind):
+    slots = {"rollout.slots": 64, "rollout.chunk": 5, "warmstart.kind": kind}
+    found = plan(**{"env.context": "full", **slots})
+    names = ["read", "fold", "fold_tail", "decode_chunk", "fold_replies", "fold_tail_of_replies"]
+    assert list(found)[: len(names)] == names
+    for name in names:
+        assert found[name].lower().out_info is not None
+    assert found["fold_tail"].calls == found["fold"].calls
+
+
 def test_an_int8_cache_takes_half_the_memory_of_bfloat16():
     slots = {"rollout.slots": 64, "model.dtype": "bfloat16"}
     plain, int8 = (plan(**slots, **{"rollout.cache_dtype": x}) for x in ("model", "int8"))

@@ -8,7 +8,7 @@ import math
 
 import jax
 from episode_equality import assert_same_episode
-from test_slots import MIXTURE, WINDOWED, play_seeds, played_by
+from test_slots import HYBRID, MIXTURE, WINDOWED, play_seeds, played_by
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
@@ -23,6 +23,7 @@ def play(model, params, task, **served):
 def main():
     compare("full", MESHES)
     compare("windowed", MESHES[-1:], **dict(WINDOWED))
+    compare("hybrid", MESHES[-1:], **dict(HYBRID))
     compare("experts", (*MESHES[-1:], (2, 1, 2, 2)), **dict(MIXTURE))
 
 

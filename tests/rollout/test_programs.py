@@ -114,7 +114,7 @@ class MetInSlots:
 
     def read(self, model, params, held, rows_R, start_R, tokens_RE):
         self.shapes["read", tuple(held), tokens_RE.shape] += 1
-        return tokens_RE.shape, None
+        return tokens_RE.shape, None, None
 
     def fold(self, page, new, first, start_R, count_R, reader_B):
         self.shapes["fold", page, new, len(reader_B)] += 1
@@ -133,7 +133,8 @@ class MetInSlots:
             count_B[row] = min(self.length[keys[row]] - drawn[row], chunk)
             if drawn[row] + count_B[row] == self.length[keys[row]]:
                 tokens_BC[row, count_B[row] - 1] = STOP
-        return (len(token), chunk), tokens_BC, np.zeros(tokens_BC.shape, np.float32), count_B, None
+        logp_BC = np.zeros(tokens_BC.shape, np.float32)
+        return (len(token), chunk), tokens_BC, logp_BC, count_B, None, None
 
 
 def rows_of(rng, episodes):

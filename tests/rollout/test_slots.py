@@ -122,6 +122,9 @@ def assert_same(model, params, task, ours, theirs):
         pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", WINDOWED, marks=pytest.mark.long),
         pytest.param("frozen_lake", "full", MIXTURE, marks=pytest.mark.long),
+        pytest.param("frozen_lake", "full", HYBRID, marks=pytest.mark.long),
+        pytest.param("sokoban", "single_turn", HYBRID, marks=pytest.mark.long),
+        pytest.param("sokoban", "window", (*WINDOWED, ("window", 2)), marks=pytest.mark.long),
     ],
 )
 def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
@@ -147,10 +150,6 @@ def test_sampler_and_trainer_agree_over_five_turns(kinds, served):
     """Log-probs of sampled tokens, by the caches of sampling and by a pass over the whole row."""
     model, params, task = played_by("frozen_lake", "full", **dict(kinds))
     budgets = dataclasses.replace(BUDGETS, max_turns=5, max_actions=20)
-    if kinds == HYBRID and served:
-        with pytest.raises(ValueError, match="whose state a cache of slots cannot keep"):
-            collected(model, params, task, budgets=budgets, **served)
-        return
     episodes = collected(model, params, task, budgets=budgets, **served)
     last = [one.turns[-1] for one in episodes]
     rows = [np.concatenate([turn.prompt, turn.sampled]) for turn in last]
@@ -317,13 +316,18 @@ def test_other_episodes_need_no_other_programs():
 
 
 @pytest.mark.long
-def test_programs_are_known_before(monkeypatch):
-    model, params, task = played_by("frozen_lake", "full")
+@pytest.mark.parametrize(
+    "kinds, most", [((), 32), (WINDOWED, 46), (HYBRID, 46)], ids=["full", "windows", "hybrid"]
+)
+def test_programs_are_known_before(monkeypatch, kinds, most):
+    model, params, task = played_by("frozen_lake", "full", **dict(kinds))
     met = set()
 
     def called(name, args, settings):
-        shapes = [np.shape(x) for x in jax.tree.leaves(args)]
-        return name, tuple(shapes), tuple(sorted(settings.items()))
+        arrays = {key: settings[key] for key in ("tail", "count_R") if key in settings}
+        shapes = [np.shape(x) for x in jax.tree.leaves((args, arrays))]
+        static = {key: x for key, x in settings.items() if key not in arrays}
+        return name, tuple(shapes), tuple(sorted(static.items()))
 
     def seen(name):
         function = getattr(pages, name)
@@ -349,8 +353,10 @@ def test_programs_are_known_before(monkeypatch):
         stop_ids=task.settings.chat.stop_ids,
     )
     found = {called(x.function.__name__, x.args, x.keywords) for x in listed}
-    assert len(found) == len({x.name for x in listed}) == len(listed) <= 32
-    names = ("read", "fold", "decode_chunk", "keep_rows", "empty_page")
+    assert len(found) == len({x.name for x in listed}) == len(listed) <= most
+    names = ["read", "fold", "decode_chunk", "keep_rows", "empty_page"]
+    if kinds:
+        names += ["empty_tail", "fold_tail"]
     for name in names:
         monkeypatch.setattr(pages, name, seen(name))
     collected(model, params, task, group_size=20, **served)
@@ -482,5 +488,5 @@ def test_on_1_2_4_and_8_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     meshes = ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
-    others = ["windowed:2,1,2", "experts:2,1,2", "experts:2,1,2,2"]
+    others = ["windowed:2,1,2", "hybrid:2,1,2", "experts:2,1,2", "experts:2,1,2,2"]
     assert out.split() == [*(f"full:{mesh}" for mesh in meshes), *others]
