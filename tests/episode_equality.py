@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.model.qwen import logits
-from ragen_jax.rollout import sample
+from ragen_jax.rollout import drawing, sample
 
 
 def near_tie(model, params, key, episode, turn, index):
@@ -13,7 +13,7 @@ def near_tie(model, params, key, episode, turn, index):
     ids = np.concatenate([one.prompt, one.sampled[:index]])
     hidden, _ = model.apply({"params": params}, jnp.asarray(ids[None]))
     keys = sample.episode_keys(key, [episode.seed], [episode.member], turn)
-    noise = sample.noise(keys, index, model.config.vocab_size)[0]
+    noise = drawing.noise(keys, index, model.config.vocab_size)[0]
     best = np.sort(np.asarray(logits(params, hidden[0, -1]) + noise))[-2:]
     return best[1] - best[0] < 1e-4
 

@@ -33,12 +33,11 @@ from ragen_jax.model.attention import Layers, Segment, write
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import token_positions
+from ragen_jax.rollout.drawing import draw_tokens
 from ragen_jax.rollout.routes import no_experts, put_experts
 from ragen_jax.rollout.sample import (
     DecodeSettings,
-    choose,
     empty_reply,
-    noise,
     one_or_none,
     put,
     read_tokens,
@@ -203,7 +202,7 @@ def decode_chunk(
         read = *read, put_experts(kept, experts, index)
         logits_BV = output_logits(params, hidden[:, 0]) / temperature
         scaled_BV = settings.filter_logits(logits_BV)
-        drawn, logp_B = choose(scaled_BV, noise(keys_B, batch.drawn_B + index, V))
+        drawn, logp_B = draw_tokens(scaled_BV, keys_B, batch.drawn_B + index)
         token_B = jnp.where(done_B, 0, drawn).astype(jnp.int32)
         logp_B = jnp.where(done_B, 0.0, logp_B)
         count_B = count_B + ~done_B

@@ -33,6 +33,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
 from ragen_jax.model.window_cache import append_turn, keep_windows, without_last
+from ragen_jax.rollout.drawing import draw_tokens, truncate
 from ragen_jax.rollout.routes import by_token, no_experts, put_experts
 from ragen_jax.rollout.stops import Stops
 
@@ -77,8 +78,8 @@ def episode_keys(
 ) -> jax.Array:
     """Return one key per row: fold_in over (environment seed, member, turn).
 
-    `noise` then folds in the token index, so that a draw does not depend on the row's position,
-    its neighbours or the batch's size.
+    `drawing.noise` then folds in the token index, so that a draw does not depend on the row's
+    position, its neighbours or the batch's size.
 
     Args:
       run_key: typed key of the run and of the purpose (training, evaluation).
@@ -115,43 +116,6 @@ def _episode_keys(
         return key
 
     return jax.vmap(row_key)(high_B, low_B, member_B, turn_B)
-
-
-def noise(keys_B: jax.Array, index: jax.Array | int, vocab_size: int) -> jax.Array:
-    """Return standard Gumbel noise [B, V] for drawing token `index`.
-
-    In JAX's default mode no value is above 16: tokens rarer than 1e-7 would be drawn too rarely.
-
-    Args:
-      index: token index in the reply, a single number or one per row.
-    """
-
-    def draw(key, index):
-        return jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,), mode="high")
-
-    return jax.vmap(draw, in_axes=(0, 0 if jnp.ndim(index) else None))(keys_B, index)
-
-
-def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) -> jax.Array:
-    """Set logits outside the kept set to -inf (Holtzman 2020; min-p: Nguyen 2024).
-
-    Three filters apply in this order, each to the tokens kept by the filter before: the `top_k`
-    largest (0: all), the shortest prefix of the sorted tokens with probability mass `top_p`
-    (1: all), tokens at least `min_p` times as likely as the most likely token (0: all).
-    """
-    kept = logits_BV
-    if top_k:
-        kth = jax.lax.top_k(kept, min(top_k, kept.shape[-1]))[0][..., -1:]
-        kept = jnp.where(kept < kth, -jnp.inf, kept)
-    if top_p < 1:
-        order = jnp.argsort(-kept, axis=-1)
-        p = jax.nn.softmax(jnp.take_along_axis(kept, order, -1))
-        inside = jnp.cumsum(p, -1) - p < top_p  # the mass before a token, so the first is kept
-        rank = jnp.argsort(order, axis=-1)
-        kept = jnp.where(jnp.take_along_axis(inside, rank, -1), kept, -jnp.inf)
-    if min_p:
-        kept = jnp.where(kept < kept.max(-1, keepdims=True) + jnp.log(min_p), -jnp.inf, kept)
-    return kept
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -414,7 +378,7 @@ class Draws:
         """Return (token_B, logp_B, done_B, state_B) of the token at `index`."""
         V = logits_BV.shape[1]
         scaled_BV = self.settings.filter_logits(logits_BV / self.temperature)
-        token_B, logp_B = choose(scaled_BV, noise(self.keys_B, index, V))
+        token_B, logp_B = draw_tokens(scaled_BV, self.keys_B, index)
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
         next_B, stops_B = self.settings.follow(state_B, token_B, V)
@@ -496,18 +460,6 @@ def replies(carry: Carry) -> Sampled:
 def unless(done_B: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     """Return the old entries of the rows that are done, the new entries of the others."""
     return jnp.where(done_B[:, None, None, None], old, new)
-
-
-def choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draw a token in each row by its Gumbel noise; return (token_B, logp_B)."""
-    V = scaled_BV.shape[1]
-    perturbed_BV = scaled_BV + noise_BV
-    # Two steps instead of argmax, for speed: on CPU, XLA's argmax runs element by element and fuses
-    # the logarithms of the noise into its loop.
-    best_BV = perturbed_BV == perturbed_BV.max(-1, keepdims=True)
-    token_B = jnp.where(best_BV, jnp.arange(V), V - 1).min(-1)
-    logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled_BV), token_B[:, None], -1)[:, 0]
-    return token_B, logp_B
 
 
 def empty_reply(cache: Layers, B: int, T: int) -> Layers:

@@ -27,7 +27,7 @@ from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import logits
-from ragen_jax.rollout import sample
+from ragen_jax.rollout import drawing, sample
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
 from ragen_jax.update.optimize import MinibatchLayout
@@ -150,7 +150,9 @@ def near_tie(model, params, a, turn, index):
     ids = np.concatenate([one.prompt, one.sampled[:index]])
     hidden, _ = model.apply({"params": params}, ids[None])
     key = sample.episode_keys(KEY, [a.seed], [a.member], turn)
-    perturbed = logits(params, hidden[0, -1]) + sample.noise(key, index, model.config.vocab_size)[0]
+    perturbed = (
+        logits(params, hidden[0, -1]) + drawing.noise(key, index, model.config.vocab_size)[0]
+    )
     best = np.sort(np.asarray(perturbed))[-2:]
     return best[1] - best[0] < 1e-4
 

@@ -9,7 +9,7 @@ import pytest
 from layer_kinds import hybrid, windowed
 
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.rollout import sample
+from ragen_jax.rollout import drawing, sample
 
 V, STOP = 40, 7
 
@@ -177,10 +177,41 @@ def test_sampled_frequencies_follow_the_softmax(policy):
     """20,000 draws of one token; each frequency within 5 standard errors."""
     scaled = jnp.asarray([1.0, 0.0, -1.0, 2.0, -3.0])
     keys = sample.episode_keys(jax.random.key(0), [1] * 20_000, list(range(20_000)), 0)
-    draws = np.asarray(jnp.argmax(scaled + sample.noise(keys, 0, 5), -1))
+    draws = np.asarray(jnp.argmax(scaled + drawing.noise(keys, 0, 5), -1))
     p = np.asarray(jax.nn.softmax(scaled))
     frequency = np.bincount(draws, minlength=5) / 20_000
     assert np.all(np.abs(frequency - p) < 5 * np.sqrt(p * (1 - p) / 20_000))
+
+
+def test_tokens_of_a_large_vocabulary_follow_the_softmax():
+    """Draws in two steps: some blocks are filtered out, the last is not full, some tokens are rare.
+
+    20,000 draws; sums over tokens of like probability are within 5 standard errors.
+    """
+    V, draws = drawing.LARGE + 100, 20_000
+    rng = np.random.default_rng(0)
+    scaled = rng.normal(size=V).astype(np.float32)
+    scaled[256:1024] = -np.inf  # three whole blocks
+    scaled[1030:1100] = -np.inf
+    scaled[[3, 2000, V - 1]] = 8.0, 9.0, 8.5  # of the last block, 100 tokens
+    p = np.exp(scaled.astype(np.float64))
+    p /= p.sum()
+
+    @jax.jit
+    def draw(members):
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(1), members)
+        rows = jnp.broadcast_to(scaled, (len(members), V))
+        return drawing.draw_tokens(rows, keys, 2)
+
+    found = [draw(part) for part in jnp.arange(draws).reshape(40, -1)]
+    tokens, logp = (np.concatenate(x) for x in zip(*found, strict=True))
+    np.testing.assert_allclose(logp, np.log(p[tokens]), atol=2e-5)
+    frequency = np.bincount(tokens, minlength=V) / draws
+    kinds = np.digitize(scaled, [-2.0, -1.0, 0.0, 1.0, 2.0, 7.9, 8.4, 8.9]) * 4 + np.arange(V) % 4
+    for kind in np.unique(kinds):
+        expected, seen = p[kinds == kind].sum(), frequency[kinds == kind].sum()
+        assert abs(seen - expected) <= 5 * np.sqrt(expected * (1 - expected) / draws), kind
+    assert frequency[np.isneginf(scaled)].sum() == 0
 
 
 @pytest.mark.slow
@@ -191,7 +222,7 @@ def test_rare_tokens_are_drawn_as_often_as_they_are_likely(policy):
 
     @jax.jit
     def count(total, key):
-        noise_BV = sample.noise(key[None], 0, 2 * 100_000).reshape(-1, 2)
+        noise_BV = drawing.noise(key[None], 0, 2 * 100_000).reshape(-1, 2)
         return total + (noise_BV[:, 0] > noise_BV[:, 1] + likely).sum(), None
 
     found = int(jax.jit(lambda: jax.lax.scan(count, 0, keys))()[0])
@@ -216,7 +247,7 @@ def test_truncation_keeps_what_it_says(options, kept):
     p = np.array([0.5, 0.25, 0.15, 0.1])
     row = np.zeros(4)
     row[order] = np.log(p)
-    found = sample.truncate(jnp.asarray(row[None], jnp.float32), **options)[0]
+    found = drawing.truncate(jnp.asarray(row[None], jnp.float32), **options)[0]
     assert sorted(np.flatnonzero(np.isfinite(found))) == sorted(order[kept])
 
 
