@@ -32,6 +32,7 @@ from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.sharding import platform_of
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf
+from ragen_jax.model.dates import day_of
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen, with_cache
 from ragen_jax.rollout.rows import Endings
@@ -89,7 +90,7 @@ def of_run(workdir: Path, step: int | None, config: Config | None = None) -> Pol
     config = trained.config
     policy = for_sampling(trained)
     chat = policy.tasks[0].settings.chat
-    conversation = make_conversation(policy.tokenizer, thinks=True, date=config.model.date)
+    conversation = make_conversation(policy.tokenizer, thinks=True, date=day_of(config.model.date))
     endings = Endings(chat.stop_ids, chat.stops)
     return Policy(config, workdir.name, policy.model, policy.params, conversation, endings)
 
@@ -101,7 +102,7 @@ def of_model(path: str, config: Config) -> Policy:
     enter_phase(f"loading {folder}")
     model, params, tokenizer = hf.load(folder, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config.model, model.config, mesh)
-    conversation = make_conversation(tokenizer, thinks=False, date=config.model.date)
+    conversation = make_conversation(tokenizer, thinks=False, date=day_of(config.model.date))
     ends = {conversation.close_id, *hf.stop_ids(folder), *conversation.control}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)

@@ -27,6 +27,7 @@ from benchmarks import (
     measure,
     odd,
     peers,
+    prefixes,
     reading,
     saving,
     scoring,
@@ -211,6 +212,16 @@ def test_counts_of_work():
 def test_an_int8_cache_against_the_models():
     (row,) = caching.int8_cache(1, name="tiny", rows=2, cached=8, steps=4)
     assert row.ours > 0 and row.other > 0 and row.work == 8
+
+
+@pytest.mark.medium
+def test_trees_against_plain_rows(monkeypatch):
+    monkeypatch.setattr(prefixes, "MODEL", TEN_MILLION)
+    monkeypatch.setattr(prefixes, "CASES", {"a group": (prefixes.groups, (1, 4, 96, 16))})
+    monkeypatch.setattr(prefixes, "TARGETS", {})
+    (row,) = prefixes.shared_prefixes(1, layers=1)
+    assert row.ours > 0 and row.other > 0
+    assert float(re.search(r"difference (\S+)$", row.name)[1]) < 1e-4
 
 
 def test_a_case_runs():

@@ -64,7 +64,7 @@ from ragen_jax.envs.types import (
     StyledEnvironment,
 )
 from ragen_jax.model import lora
-from ragen_jax.model.dates import AUTO
+from ragen_jax.model.dates import day_of
 from ragen_jax.model.experts import best_form
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.layout import sampling_params
@@ -237,7 +237,7 @@ def build_chat(
 ) -> chat.Chat:
     """Build the config's `Chat`; the other arguments are those of `make_chat`."""
     limit = config.env.max_context
-    date = None if config.model.date == AUTO else config.model.date
+    date = day_of(config.model.date)
     found = chat.make_chat(
         tokenizer,
         environment,

@@ -30,6 +30,11 @@ def is_day(text: str) -> bool:
         return False
 
 
+def day_of(date: str) -> str | None:
+    """Return the day of config.model.date; None if it is open, as in a run of the tiny agent."""
+    return None if date == AUTO else date
+
+
 def with_date(
     tokenizer: "PreTrainedTokenizerFast", date: str | None = None
 ) -> "PreTrainedTokenizerFast":

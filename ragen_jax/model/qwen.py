@@ -159,6 +159,28 @@ def _attend_as(
     return jax.lax.switch(kind, [functools.partial(attention, window=n) for n in windows])
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _run_block(
+    config: ModelConfig,
+    keep_kv: bool,
+    kind: int | None,
+    params: Params,
+    x: jax.Array,
+    angles: Any,
+    rows: Any,
+    tree: Tree | None,
+    memory: Any,
+    replay: jax.Array | None,
+) -> Any:
+    """Run a layer outside of a scan; see `Block`. As a program of its own, it is traced once."""
+    block = _block_class(config)(config, parent=None)
+    return block.apply({"params": params}, x, angles, rows, keep_kv, tree, kind, memory, replay)
+
+
+def _block_class(config: ModelConfig) -> Any:
+    return nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if config.remat else Block
+
+
 class Qwen(nn.Module):
     """tokens -> final hidden states (and, on request, keys and values for later reuse)."""
 
@@ -271,7 +293,7 @@ class Qwen(nn.Module):
         # The kernel reads a layer from the array of all layers.
         by_kernel = c.cache_kernel == "pages" and tokens_BT.shape[1] == 1
         paged = [by_kernel and is_page(segment, len(tokens_BT)) for segment in segments]
-        block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
+        block = _block_class(c)
         kind_of = [c.attention_kinds.index(layer.attention) for layer in c.kinds]
         mixed = len(c.attention_kinds) > 1
         layer_kinds = [layer.attention for layer in c.kinds] or ["full"] * c.layers
@@ -286,11 +308,12 @@ class Qwen(nn.Module):
                     else (k[layer], v[layer])
                     for (k, v), page in zip(kvs, paged, strict=True)
                 )
-                x, (kv, routing) = block(c, parent=None).apply(
-                    {"params": layer_params},
-                    *(x, angles, rows_of(layer_kinds[layer]), keep_kv, tree),
+                x, (kv, routing) = _run_block(
+                    c,
+                    keep_kv,
                     kind_of[layer] if mixed else None,
-                    memory,
+                    layer_params,
+                    *(x, angles, rows_of(layer_kinds[layer]), tree, memory),
                     None if replay is None else replay[layer],
                 )
                 layer_kvs.append(kv)
@@ -350,7 +373,7 @@ class Qwen(nn.Module):
         c = self.config
         if self.is_initializing():
             self.param("layers", lambda key: hybrid.init_layers(c, Block(c, parent=None), x, key))
-        block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
+        block = _block_class(c)
 
         def full(params, x, memory):
             args = x, angles, rows, keep_kv, None, None, memory

@@ -128,7 +128,7 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     reward_GK, sound_GK = sum_turns(rewards, episodes), ~broken_episodes(episodes)
-    return np.asarray(has_variance(reward_GK, sound_GK=sound_GK))
+    return np.asarray(jax.jit(has_variance)(reward_GK, sound_GK=sound_GK))
 
 
 def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Collected]) -> State:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
 import subprocess
@@ -490,6 +491,19 @@ def run(agent, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("served") / "run"
     return ragen_jax.train("sokoban", workdir=folder, overrides=fields)
+
+
+def test_a_run_without_a_date_is_served(agent, run, tmp_path):
+    """The date of a tiny agent stays open, since its template writes none."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.workdir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"] |= {"path": "tiny", "date": "auto"}
+    config["warmstart"] = agent.config.warmstart.to_dict()
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizers = [serve.of_run(path, None).conversation.tokenizer for path in (folder, run.workdir)]
+    texts = [tokenizer.apply_chat_template(ASKED, tokenize=False) for tokenizer in tokenizers]
+    assert texts[0] == texts[1]
 
 
 def test_the_prompts_and_replies_of_a_run_are_those_of_its_environment(run):
