@@ -71,7 +71,7 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     head += [
         f"This command writes this page from the stored rows of {experiment.rows}, without runs."
         if experiment.rows
-        else f"This command makes the runs, each about {experiment.minutes:.2g} minutes on "
+        else f"This command makes the runs, each about {experiment.minutes:.2g} min on "
         f"{cores}, and writes this page.",
         "",
     ]

@@ -182,7 +182,7 @@ def test_a_report_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "docs/collapse.md"
     text = write_page("collapse", path, "run collapse", EXPERIMENTS["collapse"], runs)
-    assert "the runs, each about 1.8 minutes on one core" in text
+    assert "the runs, each about 1.8 min on one core" in text
     assert path.read_text() == text
     assert (
         EXPERIMENTS["collapse"].question in text
