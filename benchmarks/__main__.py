@@ -95,6 +95,7 @@ ONE_ARENA = (
     "rollout-0.5b",
     "qwen-0.5b",
     "shared-prefixes",
+    "layer-kinds",
 )  # cases with one pool of memory for all threads, as in `train`
 
 

@@ -36,18 +36,17 @@ class Limits:
     dtype: str  # dtype of the product
 
 
-def compare(ours, other=None, *, repeats, warmup=2, clock=time.perf_counter):
+def compare(ours, other=None, *, repeats, warmup=2):
     """Run functions without arguments in turn, and return their median times.
 
-    Each function must wait for its result. `other` may be None. With the clock time.process_time,
-    the times are processor times of all threads, which other programs disturb less.
+    Each function must wait for its result. `other` may be None.
 
     Returns:
       {"ours": seconds} and, if `other` is given, "other" and "ratio": arguments of a `Row`.
     """
     seconds = []
     for _ in range(warmup + repeats):
-        seconds.append([time_once(one, clock) for one in (ours, other) if one is not None])
+        seconds.append([time_once(one) for one in (ours, other) if one is not None])
     return summarise(seconds[warmup:])
 
 
@@ -61,7 +60,11 @@ def summarise(seconds):
 
 
 def time_once(function, clock=time.perf_counter):
-    """Return the seconds of one call of a function without arguments."""
+    """Return the seconds of one call of a function without arguments.
+
+    With the clock time.process_time, they are the processor time of all threads, which other
+    programs disturb less.
+    """
     start = clock()
     function()
     return clock() - start
