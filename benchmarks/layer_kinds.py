@@ -24,6 +24,7 @@ from benchmarks.llm import random_params, torch_updater, updater
 from benchmarks.measure import Row, summarise, time_once
 from benchmarks.peers import PeerMissing, need
 from ragen_jax.model import config_json
+from ragen_jax.model.experts import best_form
 from ragen_jax.model.families import gemma3, qwen3_5
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.shape import DeltaHeads, Experts, Layer
@@ -78,7 +79,7 @@ KINDS = {
 
 def shape_of(kind):
     """Return the `ModelConfig` of a kind of layers."""
-    return ModelConfig(**SHAPE, **KINDS[kind])
+    return ModelConfig(**SHAPE, **KINDS[kind], expert_form=best_form(jax.default_backend()))
 
 
 def torch_models(config):
