@@ -22,6 +22,7 @@ from benchmarks import (
     generation,
     grpo_step,
     harness_learning,
+    layer_kinds,
     lengths,
     llm,
     measure,
@@ -66,6 +67,7 @@ CASES = {  # name: (function, default repeats, dtype of the limiting matrix prod
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
+    "layer-kinds": (layer_kinds.layer_kinds, 7, "float32"),
 }
 # name: (module with report and as_table, default number of runs)
 SIMULATIONS = {"alarm": (alarm, 400), "alarm-bound": (alarm_bound, 400)}
@@ -93,6 +95,7 @@ ONE_ARENA = (
     "rollout-0.5b",
     "qwen-0.5b",
     "shared-prefixes",
+    "layer-kinds",
 )  # cases with one pool of memory for all threads, as in `train`
 
 

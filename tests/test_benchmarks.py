@@ -22,6 +22,7 @@ from benchmarks import (
     corpus,
     gain,
     generation,
+    layer_kinds,
     lengths,
     llm,
     measure,
@@ -227,6 +228,23 @@ def test_trees_against_plain_rows(monkeypatch):
 def test_a_case_runs():
     (row,) = caching.group_prefill(2, turns=(1, 1), members=3)
     assert row.ours > 0 and row.other > 0 and row.ratio > 0 and row.work == 6
+
+
+def test_kinds_of_layers_against_transformers():
+    pytest.importorskip("torch")
+    sizes = layer_kinds.Sizes(rows=1, length=8, cached=4, steps=2)
+    decode, update = layer_kinds.layer_kinds(1, sizes, kinds=["mixture"])
+    assert (decode.work, update.work) == (2, 8) and min(decode.ratio, update.ratio) > 0
+    assert "torch, attention" in update.other_name and "experts" in update.other_name
+
+
+@pytest.mark.parametrize("kind", layer_kinds.KINDS)
+def test_models_of_transformers_have_the_same_parameters(kind):
+    pytest.importorskip("torch")
+    config = layer_kinds.shape_of(kind)
+    ours = sum(x.size for x in jax.tree.leaves(llm.random_params(config)))
+    for model in layer_kinds.torch_models(config).values():
+        assert sum(x.numel() for x in model.parameters()) == ours
 
 
 def test_replies_are_read_as_one_by_one():

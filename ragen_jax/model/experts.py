@@ -4,16 +4,18 @@ With router probabilities p = softmax(x R), the k experts of largest p, and thei
 p, divided by their sum if `Experts.normalized`), the result is sum_e w_e down_e(act(gate_e x) *
 up_e x). No token is dropped, whatever an expert's load.
 
-There are two forms of the products. "wide" runs all experts on all tokens, as one MLP whose hidden
-units are multiplied by the weights: on CPU it is much faster than the other, whose product XLA
-expands there. "ragged" sorts the tokens by expert and multiplies each once per chosen expert.
+There are three forms of the products. "wide" runs all experts on all tokens, as one MLP whose
+hidden units are multiplied by the weights. "ragged" sorts the tokens by expert and multiplies each
+once per chosen expert, by a product that XLA expands to all experts on CPU. "blocks" does it on
+CPU, by products of blocks of tokens that have the same expert.
 
 On a mesh, each device works on the tokens of its rows with its part of every expert's hidden units
 (axis `tensor`). Along the axis `expert`, devices have different experts: each first gathers the
 tokens of all of them, then runs those of its experts, and the results are summed where the tokens
 came from.
 
-Axes: B rows, T tokens, N = B * T, D width, E experts, k experts of a token, F width of an expert.
+Axes: B rows, T tokens, N = B * T, D width, E experts, k experts of a token, F width of an
+expert, M = N * k copies of tokens, J blocks of C copies.
 """
 
 import functools
@@ -33,6 +35,8 @@ Activation = Callable[[jax.Array], jax.Array]
 # (lora_a [E, inputs, r], lora_b [E, r, outputs]) of gate, up and down, where they have adapters
 Adapters = tuple[tuple[jax.Array, jax.Array] | None, ...]
 NO_ADAPTERS: Adapters = (None, None, None)
+BLOCK = 64  # copies of tokens in a block, at least
+SAVING = 1.25  # how many times as many products "wide" has, at least, where blocks are used
 
 
 class Routing(NamedTuple):
@@ -138,6 +142,73 @@ def ragged(
     return (y_NkD * weight_Nk[..., None].astype(y_NkD.dtype)).sum(1)
 
 
+def blocks_of(tokens: int, chosen: int, count: int, width: int) -> tuple[int, int] | None:
+    """Return (number of blocks, copies of tokens per block); None: they would save too little.
+
+    The blocks suffice for any load, because all blocks of an expert but its last are full. They are
+    so large that their copies of the experts' matrices take no more memory than the hidden units
+    of "wide".
+
+    Args:
+      tokens, chosen, count, width: N, k, E and D.
+    """
+    block = max(BLOCK, 1 << (width * chosen // count - 1).bit_length())
+    number = (tokens * chosen + count * (block - 1)) // block
+    worthwhile = SAVING * number * block <= tokens * count
+    return (number, block) if worthwhile else None
+
+
+def blocks(
+    x_ND: jax.Array,
+    index_Nk: jax.Array,
+    weight_Nk: jax.Array,
+    gate_EDF: jax.Array,
+    up_EDF: jax.Array,
+    down_EFD: jax.Array,
+    adapters: Adapters = NO_ADAPTERS,
+    *,
+    act: Activation,
+) -> jax.Array:
+    """Return `wide` by products of blocks of tokens with the same expert; few tokens: by `wide`."""
+    (N, k), (E, D, _) = index_Nk.shape, gate_EDF.shape
+    sizes = blocks_of(N, k, E, D)
+    if sizes is None:
+        return wide(x_ND, index_Nk, weight_Nk, gate_EDF, up_EDF, down_EFD, adapters, act=act)
+    J, C = sizes
+    place_M, expert_J = _places(index_Nk.reshape(-1), E, J, C)
+    token_P = jnp.full(J * C, N).at[place_M].set(jnp.arange(N * k) // k, mode="drop")
+    x_JCD = x_ND.at[token_P].get(mode="fill", fill_value=0).reshape(J, C, D)
+
+    def product(x_JCX, w_EXY, adapter):
+        y_JCY = x_JCX @ w_EXY[expert_J]
+        if adapter is not None:
+            a_EXr, b_ErY = adapter
+            y_JCY = y_JCY + x_JCX @ a_EXr[expert_J] @ b_ErY[expert_J]
+        return y_JCY
+
+    of_gate, of_up, of_down = adapters
+    hidden = act(product(x_JCD, gate_EDF, of_gate)) * product(x_JCD, up_EDF, of_up)
+    y_PD = product(hidden, down_EFD, of_down).reshape(J * C, D)
+    y_MD = y_PD.at[place_M].get(mode="fill", fill_value=0)  # 0 of experts that are left out
+    return (y_MD.reshape(N, k, D) * weight_Nk[..., None].astype(y_MD.dtype)).sum(1)
+
+
+def _places(index_M: jax.Array, E: int, J: int, C: int) -> tuple[jax.Array, jax.Array]:
+    """Return (each copy's place in J blocks of C, each block's expert); J * C: it has no place."""
+    expert_M = jnp.where((index_M >= 0) & (index_M < E), index_M, E)
+    order_M = jnp.argsort(expert_M, stable=True)
+    count_E = jnp.bincount(expert_M, length=E + 1)[:E]
+    blocks_E = -(-count_E // C)
+    end_E = jnp.cumsum(blocks_E)
+    shift_E = (end_E - blocks_E) * C - (jnp.cumsum(count_E) - count_E)
+    sorted_M = expert_M[order_M]
+    place_M = jnp.arange(len(index_M)) + shift_E[jnp.minimum(sorted_M, E - 1)]
+    place_M = jnp.where(sorted_M < E, place_M, J * C)
+    expert_J = jnp.searchsorted(end_E, jnp.arange(J), side="right", method="compare_all")
+    # Blocks after the last expert's have no copies, and may have any expert.
+    return jnp.zeros_like(place_M).at[order_M].set(place_M), jnp.minimum(expert_J, E - 1)
+
+
 def balance(chosen_LRE: jax.Array, probability_LRE: jax.Array) -> jax.Array:
     """Return the load-balancing loss of each row, float32 [R], a mean over the layers.
 
@@ -171,12 +242,12 @@ def load_figures(count_LE: np.ndarray) -> tuple[float, float]:
     return float((share_LE.max(-1) * E).mean()), float(entropy_L.mean())
 
 
-FORMS = {"wide": wide, "ragged": ragged}
+FORMS = {"wide": wide, "ragged": ragged, "blocks": blocks}
 
 
 def best_form(platform: str) -> str:
-    """Return "wide" on CPU, "ragged" elsewhere."""
-    return "wide" if platform == "cpu" else "ragged"
+    """Return "blocks" on CPU, "ragged" elsewhere."""
+    return "blocks" if platform == "cpu" else "ragged"
 
 
 class ExpertMLP(nn.Module):

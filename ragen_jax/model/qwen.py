@@ -114,7 +114,11 @@ class Block(nn.Module):
         act = ACTIVATIONS[c.activation]
         if c.experts is not None:
             router = Linear((D, c.experts.count), ("embed", "router"), name="router")(h)
-            mlp = ExpertMLP(c.experts, c.expert_form, act, name="experts")
+            form = c.expert_form
+            if keep_kv and form == "blocks":
+                # Sampling: a token's result must not depend on the number of rows read with it.
+                form = "wide"
+            mlp = ExpertMLP(c.experts, form, act, name="experts")
             down, routing = mlp(h, router, replay)
         else:
             down = gated_mlp(h, F, act)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layer_kinds import hybrid
 from test_mediation import CONFIG, MODEL, dense, reply
 
 from ragen_jax.diagnostics.faithfulness import (
@@ -21,7 +22,8 @@ from ragen_jax.diagnostics.faithfulness import (
     scorer,
 )
 from ragen_jax.envs.styles import UNGROUNDED, Style
-from ragen_jax.model.qwen import init_params
+from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import diagnose
 
 pytestmark = pytest.mark.fast
@@ -57,6 +59,33 @@ def test_scores_are_those_of_the_whole_text(params, episodes, hidden):
             logp = dense(params, params["embed"][tokens], jnp.arange(len(tokens)), mask)
             at = np.arange(len(tokens) - (last - first), len(tokens))
             np.testing.assert_allclose(value, logp[at - 1, tokens[at]].mean(), rtol=2e-4)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("hidden", [False, True])
+def test_scores_of_a_hybrid_are_those_of_the_whole_text(episodes, hidden):
+    """Its states continue over prompt, reasoning and ending; empty parts leave them as they are."""
+    shape = ModelConfig(CONFIG.vocab_size, 24, 2, 4, 2, 8, 20, **hybrid(2, every=2))
+    model = Qwen(shape)
+    params = jax.tree.map(lambda x: 2 * x, init_params(shape, jax.random.key(3)))
+    turns = [e.turns[0] for e in episodes]
+    score = scorer(model, params, turns, hidden=hidden, micro_batch=3)
+    found = []
+    for share in (1.0, 0.5, 0.0):
+        cut = [z[: int(share * len(z))] for z in map(reasoning_of, turns)]
+        found.append(score(cut))
+        rows = [
+            np.concatenate([turn.prompt[: 0 if hidden else None], z, turn.sampled[start:end]])
+            for turn, z in zip(turns, cut, strict=True)
+            for start, end in [(turn.reasoning[1], turn.answer[1])]
+        ]
+        tokens_BT = np.stack([np.pad(row, (0, 40 - len(row))) for row in rows])
+        logp_BT = np.asarray(token_logps(model, params, tokens_BT))
+        for turn, row, logp_T, value in zip(turns, rows, logp_BT, found[-1], strict=True):
+            first, last = turn.answer
+            want = logp_T[len(row) - (last - first) : len(row)].mean()
+            np.testing.assert_allclose(value, want, atol=1e-5)
+    assert np.abs(found[0] - found[2]).max() > 1e-3  # the reasoning matters
 
 
 def test_measures_by_hand():

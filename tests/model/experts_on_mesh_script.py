@@ -13,7 +13,7 @@ import numpy as np
 from layer_kinds import mixture
 
 from ragen_jax.core.sharding import make_mesh, place_rows
-from ragen_jax.model import lora
+from ragen_jax.model import experts, lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -54,7 +54,8 @@ def main():
     gradient, logp_BT = run(params, adapters, "wide", tokens_BT, weight_BT)
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(gradient))
     found = {}
-    for form in ("wide", "ragged"):
+    experts.BLOCK, experts.SAVING = 8, 0  # let few tokens run in blocks, too
+    for form in experts.FORMS:
         for sizes in MESHES:
             names = ("data", "fsdp", "tensor", "expert")
             mesh = make_mesh(**dict(zip(names, sizes, strict=True)))

@@ -23,6 +23,13 @@ from ragen_jax.model.tokenizer import build_tokenizer
 TOKENIZER = build_tokenizer(())
 
 
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Let few tokens run in blocks, too."""
+    monkeypatch.setattr(experts, "BLOCK", 2)
+    monkeypatch.setattr(experts, "SAVING", 0)
+
+
 def our_logps(model, params, tokens_BT):
     hidden, _ = jax.jit(model.apply)({"params": params}, tokens_BT)
     return np.asarray(jax.nn.log_softmax(qwen.logits(params, hidden)))
@@ -90,23 +97,36 @@ def in_a_loop(x_ND, index_Nk, weight_Nk, gate_EDF, up_EDF, down_EFD):
     """The definition, one token and one expert at a time."""
     rows = []
     for x, index, weight in zip(x_ND, index_Nk, weight_Nk, strict=True):
-        row = 0.0
+        row = jnp.zeros(down_EFD.shape[-1])
         for e, w in zip(index, weight, strict=True):
-            row += w * ((jax.nn.silu(x @ gate_EDF[e]) * (x @ up_EDF[e])) @ down_EFD[e])
+            if 0 <= e < len(gate_EDF):
+                row += w * ((jax.nn.silu(x @ gate_EDF[e]) * (x @ up_EDF[e])) @ down_EFD[e])
         rows.append(row)
     return jnp.stack(rows)
 
 
-@pytest.mark.parametrize("form", experts.FORMS)
-@pytest.mark.parametrize("load", ["any", "one empty", "one has all"])
-def test_a_form_is_the_sum_over_the_experts_of_each_token(form, load):
-    N, D, E, k, F = 7, 6, 4, 2, 5
-    rng = np.random.default_rng(0)
+LOADS = "any", "one empty", "one has all", "some elsewhere"
+
+
+def chosen(rng, N, E, k, load):
+    """Return the experts of N tokens."""
     index_Nk = np.stack([rng.permutation(E)[:k] for _ in range(N)])
     if load == "one empty":
         index_Nk = np.stack([rng.permutation(E - 1)[:k] for _ in range(N)])
     elif load == "one has all":
-        index_Nk = np.stack([[2, e] for e in rng.choice([0, 1, 3], N)])
+        others = np.delete(np.arange(E), 2)
+        index_Nk = np.stack([[2, *rng.permutation(others)[: k - 1]] for _ in range(N)])
+    elif load == "some elsewhere":  # those of other devices
+        index_Nk = 2 * index_Nk - 2
+    return index_Nk
+
+
+@pytest.mark.parametrize("form", experts.FORMS)
+@pytest.mark.parametrize("load", LOADS)
+def test_a_form_is_the_sum_over_the_experts_of_each_token(form, load):
+    N, D, E, k, F = 7, 6, 4, 2, 5
+    rng = np.random.default_rng(0)
+    index_Nk = chosen(rng, N, E, k, load)
     args = [
         jnp.asarray(rng.normal(size=shape), jnp.float32)
         for shape in ((N, D), (N, k), (E, D, F), (E, D, F), (E, F, D))
@@ -126,6 +146,78 @@ def test_a_form_is_the_sum_over_the_experts_of_each_token(form, load):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("load", LOADS)
+def test_blocks_are_equal_to_wide(load):
+    """With adapters, in values and all gradients; the last block of each expert is not full."""
+    N, D, E, k, F, r = 150, 16, 8, 3, 12, 2
+    rng = np.random.default_rng(1)
+    index_Nk = chosen(rng, N, E, k, load)
+    kernels = (E, D, F), (E, D, F), (E, F, D)
+    adapters = tuple(((E, n, r), (E, r, m)) for _, n, m in kernels)
+    shapes = (N, D), (N, k), kernels, adapters
+    args = jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape) * shape[-2] ** -0.5, jnp.float32),
+        shapes,
+        is_leaf=lambda x: type(x[0]) is int,
+    )
+
+    def total(form, x_ND, weight_Nk, kernels, adapters):
+        y_ND = form(x_ND, index_Nk, weight_Nk, *kernels, adapters, act=jax.nn.silu)
+        return (jnp.sin(y_ND) ** 2).sum(), y_ND
+
+    assert experts.blocks_of(N, k, E, D)[1] == 8
+    (found, wanted) = (
+        jax.jit(jax.grad(functools.partial(total, form), argnums=range(4), has_aux=True))(*args)
+        for form in (experts.blocks, experts.wide)
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
+
+
+def test_blocks_are_used_where_they_save_products(monkeypatch):
+    monkeypatch.undo()
+    assert experts.blocks_of(tokens=1024, chosen=2, count=8, width=128) == (39, 64)
+    assert experts.blocks_of(tokens=64, chosen=2, count=8, width=128) is None
+    assert experts.blocks_of(tokens=4096, chosen=7, count=8, width=128) is None
+    # The shape of qwen3-30b-a3b: a block's three matrices and its hidden units in "wide".
+    number, block = experts.blocks_of(tokens=4096, chosen=8, count=128, width=2048)
+    assert block == 128 and number * 2048 <= 1.5 * 4096 * 128
+
+
+def test_blocks_suffice_for_any_load():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tokens, chosen, count, width = rng.integers(1, 40, 4).tolist()
+        chosen = min(chosen, count)
+        number, block = experts.blocks_of(tokens, chosen, count, width)
+        share_E = rng.dirichlet(np.full(count, 0.2))
+        load_E = rng.multinomial(tokens * chosen, share_E)
+        assert (-(-load_E // block)).sum() <= number
+    # One copy more than full blocks, of every expert
+    assert experts.blocks_of(6, 2, 4, 2) == (8, 2)
+
+
+def test_sampling_runs_all_experts_and_training_blocks(monkeypatch):
+    """The form that sampling uses must not depend on the number of rows."""
+    used = []
+    for name, form in list(experts.FORMS.items()):
+
+        def noted(*args, name=name, form=form, **given):
+            used.append(name)
+            return form(*args, **given)
+
+        monkeypatch.setitem(experts.FORMS, name, noted)
+    config, params, *_, tokens_BT = adapted(2)
+    for form, sampled in (("blocks", "wide"), ("ragged", "ragged")):
+        model = qwen.Qwen(dataclasses.replace(config, expert_form=form))
+        for keep_kv, name in ((True, sampled), (False, form)):
+            used.clear()
+            trace = functools.partial(model.apply, keep_kv=keep_kv)
+            jax.eval_shape(trace, {"params": params}, tokens_BT)
+            assert used == [name] * 2
+    assert experts.best_form("cpu") == "blocks"
+
+
 def test_the_router_by_hand():
     logits_NE = jnp.log(jnp.array([[0.1, 0.2, 0.3, 0.4], [0.6, 0.1, 0.1, 0.2]]))
     index_Nk, weight_Nk, probability_NE = experts.route(logits_NE, Experts(4, 2, 1))
@@ -143,7 +235,7 @@ def test_on_eight_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     found = json.loads(out.splitlines()[-1])
-    assert [x["experts"] for x in found.values()] == [8, 4, 2, 1, 4] * 2
+    assert [x["experts"] for x in found.values()] == [8, 4, 2, 1, 4] * 3
     assert max(x["logp"] for x in found.values()) < 1e-5, found
     assert max(x["gradient"] for x in found.values()) < 1e-5, found
 

@@ -1,13 +1,14 @@
 """Keys and values in int8: rounding, attention, and episodes that calls may divide in any way."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import layer_kinds
 import numpy as np
 import pytest
-from test_slots import collected, played_by
+from test_slots import HYBRID, collected, played_by
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.attention import WHOLE, attend
@@ -18,6 +19,7 @@ from ragen_jax.programs.shapes import bytes_per_chip, cache_struct
 from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys, extend, prefill
 
 TINY = ModelConfig(vocab_size=50, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=24)
+HALF_LINEAR = functools.partial(layer_kinds.hybrid, every=2)
 
 
 def random(*shape, seed=0):
@@ -67,7 +69,7 @@ def test_the_model_with_a_plain_cache_is_the_model_itself():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kinds", [None, layer_kinds.windowed, layer_kinds.mixture])
+@pytest.mark.parametrize("kinds", [None, layer_kinds.windowed, layer_kinds.mixture, HALF_LINEAR])
 @pytest.mark.parametrize("layers", [2, 40])  # one by one, and as a scan
 def test_a_row_read_in_pieces_is_the_row_read_at_once(layers, kinds):
     """Prefill, extend and decode see the same numbers, whichever of them computed them.
@@ -116,6 +118,20 @@ def test_slots_and_lock_step_play_the_same_episodes():
                     break
                 gaps.append(abs(one.logp - exact.logp).max())
     assert 1e-4 < max(gaps) < 0.3  # the log-probs are those of the rounded cache
+
+
+@pytest.mark.long
+def test_a_hybrid_in_lock_step_is_close_to_the_exact_one():
+    """Its full layers' keys and values are rounded, the states of the others are not."""
+    model, params, task = played_by("frozen_lake", "full", **dict(HYBRID))
+    exact, rounded = (collected(model, params, task, cache_dtype=x) for x in ("model", "int8"))
+    gaps = []
+    for a, b in zip(exact, rounded, strict=True):
+        for one, other in zip(a.turns, b.turns, strict=False):
+            if one.sampled.tolist() != other.sampled.tolist():
+                break
+            gaps.append(abs(one.logp - other.logp).max())
+    assert len(gaps) > 30 and 1e-4 < max(gaps) < 0.3
 
 
 def test_a_cache_has_the_bytes_that_preflight_counts():

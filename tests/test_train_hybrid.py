@@ -1,0 +1,78 @@
+"""Runs of a model with linear-attention layers: exact, and resumed with the same numbers."""
+
+import dataclasses
+
+import jax
+import pytest
+from layer_kinds import hybrid
+
+from ragen_jax import train
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.storage.metrics_reader import read_metrics
+
+
+@pytest.fixture(scope="module")
+def directory(agent, tmp_path_factory):
+    """The directory of a random hybrid with the tokenizer of the agent."""
+    shape = ModelConfig(len(agent.tokenizer), 32, 4, 4, 2, 8, 48, **hybrid(4))
+    shape = dataclasses.replace(shape, max_positions=4096)
+    found = tmp_path_factory.mktemp("hybrid")
+    hf.save(found, Qwen(shape), init_params(shape, jax.random.key(0)), agent.tokenizer)
+    return found
+
+
+@pytest.fixture
+def config(agent, directory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    config = agent.config.copy_and_resolve_references()
+    config.model.path = str(directory)
+    config.steps = 3
+    config.env.update(max_turns=3, max_actions=6, context="full")
+    config.rollout.update(groups=2, group_size=4, max_new_tokens=12, save_every=0)
+    config.optimizer.update(minibatches=2, micro_batch=4, learning_rate=1e-3, warmup_updates=0)
+    # The rewards of a random model hardly vary, so that the entropy moves it.
+    config.algorithm.entropy_coef = 0.1
+    config.filter.strategy = "none"
+    config.diagnose.every = config.eval.every = config.report.every = 0
+    config.checkpoint.update(every=0, export=False)
+    config.log.trackers = ()
+    return config
+
+
+def rows(config, workdir, **changes):
+    """The rows of the steps of a run with changed fields, without times."""
+    config = config.copy_and_resolve_references()
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+    assert train.train(config, workdir) == 0
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
+        for row in read_metrics(workdir / "metrics.jsonl")
+        if row["step"] > 0
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 2], ids=["whole model", "adapters"])
+def test_sampler_and_trainer_agree_and_a_run_resumes(config, tmp_path, rank):
+    changes = {
+        "model__lora__rank": rank,
+        "model__lora__targets": ("q", "up", "delta_qkv", "delta_o"),
+        "checkpoint__every": 1,
+    }
+    whole = rows(config, tmp_path / "whole", **changes)
+    assert [row["step"] for row in whole] == [1, 2, 3]
+    assert all(row["rollout/logp_gap"] < 1e-4 for row in whole)
+    assert all(row["update/grad_norm"] > 1e-4 for row in whole)
+    rows(config, tmp_path / "resumed", steps=2, **changes)
+    assert rows(config, tmp_path / "resumed", **changes) == whole
+
+
+@pytest.mark.long
+def test_int8_keys_move_log_probs_little(config, tmp_path):
+    """The full layers' keys and values are rounded, the states of the others are not."""
+    exact, rounded = (
+        rows(config, tmp_path / name, steps=1, rollout__cache_dtype=name)[0]
+        for name in ("model", "int8")
+    )
+    assert exact["rollout/logp_gap"] < 1e-4 < rounded["rollout/logp_gap"] < 0.1
