@@ -40,7 +40,7 @@ from ragen_jax.configs import sokoban
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.model import hf, weights
+from ragen_jax.model import hf, qwen, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.imitate import tiny_model
@@ -208,6 +208,12 @@ def agent(tmp_path_factory, optimised):
     environment = build_environment(config.env, "train")
     home = tmp_path_factory.mktemp("xdg")
     return Agent(config, directory, home, model, params, tokenizer, environment)
+
+
+@pytest.fixture(autouse=True)
+def forget_traced_layers():
+    """Trace layers again in each test, since a test may change constants or functions of a layer."""
+    qwen._run_block.clear_cache()
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,11 @@ import dataclasses
 
 import jax
 import pytest
+from kind_runs import rows, short_run
 from layer_kinds import mixture
 
-from ragen_jax import train
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.storage.metrics_reader import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -26,29 +25,10 @@ def mixed(agent, tmp_path_factory):
 @pytest.fixture
 def config(agent, mixed, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
-    config = agent.config.copy_and_resolve_references()
-    config.model.path = str(mixed)
+    config = short_run(agent, mixed)
     config.steps = 2
-    config.env.update(max_turns=3, max_actions=6, context="full")
-    config.rollout.update(groups=2, group_size=4, save_every=0, replay_experts=True)
-    config.optimizer.update(minibatches=2, micro_batch=4, warmup_updates=0)
-    config.filter.strategy = "none"
-    config.diagnose.every = config.eval.every = config.report.every = 0
-    config.checkpoint.update(every=0, export=False)
-    config.log.trackers = ()
+    config.rollout.replay_experts = True
     return config
-
-
-def rows(config, workdir, **changes):
-    """The rows of the steps of a run with changed fields, without times."""
-    config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
-    assert train.train(config, workdir) == 0
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
-        for row in read_metrics(workdir / "metrics.jsonl")
-        if row["step"] > 0
-    ]
 
 
 @pytest.mark.long

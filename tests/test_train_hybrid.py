@@ -4,12 +4,11 @@ import dataclasses
 
 import jax
 import pytest
+from kind_runs import rows, short_run
 from layer_kinds import hybrid
 
-from ragen_jax import train
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.storage.metrics_reader import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -25,31 +24,13 @@ def directory(agent, tmp_path_factory):
 @pytest.fixture
 def config(agent, directory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
-    config = agent.config.copy_and_resolve_references()
-    config.model.path = str(directory)
+    config = short_run(agent, directory)
     config.steps = 3
-    config.env.update(max_turns=3, max_actions=6, context="full")
-    config.rollout.update(groups=2, group_size=4, max_new_tokens=12, save_every=0)
-    config.optimizer.update(minibatches=2, micro_batch=4, learning_rate=1e-3, warmup_updates=0)
+    config.rollout.max_new_tokens = 12
+    config.optimizer.learning_rate = 1e-3
     # The rewards of a random model hardly vary, so that the entropy moves it.
     config.algorithm.entropy_coef = 0.1
-    config.filter.strategy = "none"
-    config.diagnose.every = config.eval.every = config.report.every = 0
-    config.checkpoint.update(every=0, export=False)
-    config.log.trackers = ()
     return config
-
-
-def rows(config, workdir, **changes):
-    """The rows of the steps of a run with changed fields, without times."""
-    config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
-    assert train.train(config, workdir) == 0
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/", "memory/"))}
-        for row in read_metrics(workdir / "metrics.jsonl")
-        if row["step"] > 0
-    ]
 
 
 @pytest.mark.long
