@@ -212,8 +212,8 @@ def agent(tmp_path_factory, optimised):
 
 @pytest.fixture(autouse=True)
 def forget_traced_layers():
-    """Trace layers again in each test, since a test may change constants or functions of a layer."""
-    qwen._run_block.clear_cache()
+    """Trace layers again in each test: a test may change their constants or functions."""
+    qwen.run_block.clear_cache()
 
 
 @pytest.fixture(scope="session")

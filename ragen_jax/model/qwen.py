@@ -164,7 +164,7 @@ def _attend_as(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run_block(
+def run_block(
     config: ModelConfig,
     keep_kv: bool,
     kind: int | None,
@@ -312,7 +312,7 @@ class Qwen(nn.Module):
                     else (k[layer], v[layer])
                     for (k, v), page in zip(kvs, paged, strict=True)
                 )
-                x, (kv, routing) = _run_block(
+                x, (kv, routing) = run_block(
                     c,
                     keep_kv,
                     kind_of[layer] if mixed else None,
