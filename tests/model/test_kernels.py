@@ -130,7 +130,9 @@ def test_config_chooses_the_kernel():
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices("cpu")[:1])
     shape = SHAPES["qwen2.5-0.5b"]
     config.model.update(dtype="bfloat16", remat=True)
-    want = dataclasses.replace(shape, dtype="bfloat16", attention="xla", remat=True)
+    want = dataclasses.replace(
+        shape, dtype="bfloat16", attention="xla", remat=True, expert_form="blocks"
+    )
     assert build_model(config.model, shape, mesh).config == want
     config.model.attention = "splash"
     with pytest.raises(ValueError, match="config.model.attention is 'splash'.*cpu.*auto, xla$"):
