@@ -5,6 +5,7 @@ here reads weights, a tokenizer or the network.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,7 @@ from ragen_jax.model.vision.images import Grid
 from ragen_jax.model.vision.positions import Images
 from ragen_jax.model.window_cache import keep_windows
 from ragen_jax.rollout.chunks import Page
-from ragen_jax.rollout.sample import read_tokens
-from ragen_jax.rollout.tails import Tail, split
+from ragen_jax.rollout.tails import Tail, keep_tokens
 from ragen_jax.update.policy import ForwardContext, Loss, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
@@ -198,11 +198,8 @@ def slot_structs(
     model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
 ) -> tuple[Page, Tail | None]:
     """Return what slots keep of `positions` new tokens of `rows` rows: a page, and a tail."""
-    plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
-    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
-    shapes = jax.eval_shape(
-        lambda *args: split(model.config, read_tokens(plain, *args)[1]), params, tokens
-    )
+    keep = functools.partial(keep_tokens, model, rows=rows, positions=positions)
+    shapes = jax.eval_shape(keep, params)
 
     def lay_out(x):
         axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")

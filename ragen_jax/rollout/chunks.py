@@ -18,10 +18,8 @@ Axes: B rows of the cache, R rows that a call reads, E new tokens, C tokens of a
 V vocabulary. On a mesh, rows are sharded as in sample.py, and row indices count within a shard.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import flax.struct
 import jax
@@ -43,11 +41,9 @@ from ragen_jax.rollout.sample import (
     read_tokens,
     unless,
 )
-from ragen_jax.rollout.tails import Tail, add_tail, lay_out_tail, split
+from ragen_jax.rollout.tails import Kept, Tail, add_tail, keep_tokens, lay_out_rows, split
 
 Page = tuple[Layers, Layers]  # keys and values of the layers that pages hold, as in `Segment`
-
-Kept = TypeVar("Kept", Page, Tail)
 
 
 @flax.struct.dataclass
@@ -67,14 +63,9 @@ class DecodeBatch:
 @functools.partial(jax.jit, static_argnames=("model", "rows", "positions"))
 def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Page:
     """Return a page of zeros with room for `positions` tokens in each of `rows` rows."""
-    plain = Qwen(dataclasses.replace(model.config, attention="xla"))
-
-    def keep(params, tokens):
-        return split(model.config, read_tokens(plain, params, tokens)[1])[0]
-
-    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
-    page = jax.eval_shape(keep, params, tokens)
-    return _lay_out(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), page))
+    keep = functools.partial(keep_tokens, model, rows=rows, positions=positions)
+    page, _ = jax.eval_shape(keep, params)
+    return lay_out_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), page))
 
 
 @jax.jit
@@ -88,7 +79,7 @@ def keep_rows(page: Kept, rows_B: jax.Array) -> Kept:
     def take(page, rows_B):
         return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), page)
 
-    return _lay_out(by_shard(take, page, rows_B))
+    return lay_out_rows(by_shard(take, page, rows_B))
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
@@ -124,7 +115,7 @@ def read(
     memory = add_tail(model.config, _memory(pages, start_R, rows_R), tail, start_R, rows_R)
     _, kept, experts = read_tokens(model, params, tokens_RE, position_RE, memory, count_B=count_R)
     page, new_tail = split(model.config, kept)
-    return _lay_out(page), _by_row(experts), lay_out_tail(new_tail)
+    return lay_out_rows(page), _by_row(experts), lay_out_rows(new_tail)
 
 
 @functools.partial(jax.jit, donate_argnames=("page",))
@@ -156,7 +147,7 @@ def fold(
         count_B = jnp.where(reader_B < start_R.shape[0], count_B, 0)
         return _fold(page, k, v, start_B, count_B)
 
-    return _lay_out(by_shard(fold_rows, page, *new, start_R - first, count_R, reader_B))
+    return lay_out_rows(by_shard(fold_rows, page, *new, start_R - first, count_R, reader_B))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
@@ -229,24 +220,17 @@ def decode_chunk(
     *_, reply_k, reply_v, states, kept, tokens_BC, logp_BC, count_B, _ = carry
     page, new_tail = split(model.config, (reply_k, reply_v, *([] if states is None else [states])))
     return (
-        _lay_out(page),
+        lay_out_rows(page),
         constrain(tokens_BC, "rows", None),
         constrain(logp_BC, "rows", None),
         constrain(count_B, "rows"),
         _by_row(kept),
-        lay_out_tail(new_tail),
+        lay_out_rows(new_tail),
     )
 
 
 def _by_row(experts_NTX: jax.Array | None) -> jax.Array | None:
     return None if experts_NTX is None else constrain(experts_NTX, "rows", None, None)
-
-
-def _lay_out(page: Kept) -> Kept:
-    def cache(x):
-        return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
-
-    return jax.tree.map(cache, page)
 
 
 def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:

@@ -26,7 +26,7 @@ from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.rows import NOTHING, common
 from ragen_jax.rollout.stops import Stops
-from ragen_jax.rollout.tails import empty_tail, fold_tail, has_tail, new_tail
+from ragen_jax.rollout.tails import empty_tail, fold_tail, has_tail, keep_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,9 +202,8 @@ def _tail(model: Qwen, params: Params, rows: int) -> Any:
 
 def _new_tail(model: Qwen, params: Params, rows: int, tokens: int) -> Any:
     """Return the shapes of the tail of new tokens."""
-    return _by_row(
-        jax.eval_shape(functools.partial(new_tail, model, rows=rows, positions=tokens), params)
-    )
+    keep = functools.partial(keep_tokens, model, rows=rows, positions=tokens)
+    return _by_row(jax.eval_shape(keep, params)[1])
 
 
 def _by_row(shapes: Any) -> Any:

@@ -13,7 +13,7 @@ Axes: as in chunks.py, and W positions of a window.
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.struct
 import jax
@@ -27,6 +27,8 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.shape import ModelConfig
 from ragen_jax.model.window_cache import WINDOWED, last_positions, of_kind, with_kind
 from ragen_jax.rollout.sample import one_or_none, read_tokens
+
+Kept = TypeVar("Kept")
 
 
 @flax.struct.dataclass
@@ -83,30 +85,32 @@ def _other(config: ModelConfig) -> str:
     return other
 
 
-@functools.partial(jax.jit, static_argnames=("model", "rows"))
-def empty_tail(model: Qwen, params: Params, *, rows: int) -> Tail:
-    """Return the tail of `rows` rows without tokens."""
-    of_window = functools.partial(new_tail, model, rows=rows, positions=max(model.config.window, 1))
-    shapes = jax.eval_shape(of_window, params)
-    tail = lay_out_tail(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    assert tail is not None
-    return tail
-
-
-def new_tail(model: Qwen, params: Params, *, rows: int, positions: int) -> Tail | None:
-    """Return a tail of new tokens, as `split` does; for `jax.eval_shape`."""
+def keep_tokens(
+    model: Qwen, params: Params, *, rows: int, positions: int
+) -> tuple[tuple[Layers, Layers], Tail | None]:
+    """Return `split` of `positions` new tokens of `rows` rows; for `jax.eval_shape`."""
     plain = Qwen(dataclasses.replace(model.config, attention="xla"))
     tokens = jnp.zeros((rows, positions), jnp.int32)
-    return split(model.config, read_tokens(plain, params, tokens)[1])[1]
+    return split(model.config, read_tokens(plain, params, tokens)[1])
 
 
-def lay_out_tail(tail: Tail | None) -> Tail | None:
-    """Shard the rows and heads of a tail over the mesh in use."""
+@functools.partial(jax.jit, static_argnames=("model", "rows"))
+def empty_tail(model: Qwen, params: Params, *, rows: int) -> Tail:
+    """Return the tail of `rows` rows without tokens, of a model that has one."""
+    positions = max(model.config.window, 1)
+    keep = functools.partial(keep_tokens, model, rows=rows, positions=positions)
+    _, shapes = jax.eval_shape(keep, params)
+    return lay_out_rows(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
+def lay_out_rows(kept: Kept) -> Kept:
+    """Shard the rows and heads of a page or a tail over the mesh in use."""
 
     def lay_out(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 
-    return jax.tree.map(lay_out, tail)
+    laid_out: Kept = jax.tree.map(lay_out, kept)
+    return laid_out
 
 
 def add_tail(
@@ -175,7 +179,7 @@ def fold_tail(
         if window is not None:
             W = config.window
             held_B = jnp.where(here_B, jnp.minimum(start_B, W), W)
-            T = max(x.shape[-2] for x in jax.tree.leaves(taken.window))
+            T = jax.tree.leaves(taken.window)[0].shape[-2]
             k, v = window
             grown = append(Segment(k, v, held_B), *taken.window, count_B, capacity=W + T)
             window = last_positions((grown.k, grown.v), grown.length_N, window=W)
@@ -186,7 +190,5 @@ def fold_tail(
             )
         return Tail(window, folded_state)
 
-    folded = by_shard(fold_rows, tail, new, start_R, count_R, reader_B)
-    laid_out = lay_out_tail(folded)
-    assert laid_out is not None
-    return laid_out
+    folded: Tail = by_shard(fold_rows, tail, new, start_R, count_R, reader_B)
+    return lay_out_rows(folded)
