@@ -163,7 +163,9 @@ def _attend_as(
     return jax.lax.switch(kind, [functools.partial(attention, window=n) for n in windows])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+# Inlined, so that programs that run the same layers round alike in bfloat16: as a function that is
+# called, a layer would round otherwise in a gradient than in a forward pass.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def run_block(
     config: ModelConfig,
     keep_kv: bool,
@@ -176,7 +178,7 @@ def run_block(
     memory: Any,
     replay: jax.Array | None,
 ) -> Any:
-    """Run a layer outside of a scan; see `Block`. As a program of its own, it is traced once."""
+    """Run a layer outside of a scan; see `Block`. All layers of a kind share one trace."""
     block = _block_class(config)(config, parent=None)
     return block.apply({"params": params}, x, angles, rows, keep_kv, tree, kind, memory, replay)
 

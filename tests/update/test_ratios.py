@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import layer_kinds
 import numpy as np
 import optax
 import pytest
@@ -32,9 +33,9 @@ def loss_of(objective, **changes):
     return dataclasses.replace(LOSS, objective=objective, **changes)
 
 
-def make_policy(dtype):
-    shape = dict(vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
-    config = ModelConfig(dtype=dtype, **shape)
+def make_policy(dtype, layers=2, **fields):
+    shape = dict(vocab_size=V, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
+    config = ModelConfig(dtype=dtype, layers=layers, **shape, **fields)
     params = init_params(config, jax.random.key(0))
     return Qwen(config), jax.tree.map(lambda x: 2 * x, params)  # large logits show rounding
 
@@ -93,6 +94,23 @@ def test_no_ratio_is_clipped_while_no_parameter_moves(objective, dtype, micro_ba
     assert metrics["update/approx_kl"] < 1e-10
     # The sampler's rounding is still measured.
     assert metrics["update/logp_gap"] > NOISE[dtype]
+
+
+KINDS = {
+    "windows": {"layers": 3, **layer_kinds.windowed(3)},
+    "hybrid": {"layers": 4, **layer_kinds.hybrid(4)},
+    "experts": {"layers": 2, **layer_kinds.mixture(2)},
+    "scanned": {"layers": 12, "remat": True},
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_ratio_is_clipped_with_layers_of_other_kinds(kind):
+    policy = make_policy("bfloat16", **KINDS[kind])
+    metrics = updated(policy, loss_of("gspo"), rate=0.0, micro_batch=3)
+    assert metrics["update/clip_fraction"] == metrics["update/clip_fraction_first"] == 0
+    assert metrics["update/approx_kl"] < 1e-10
 
 
 @pytest.mark.parametrize("dtype", list(NOISE))
