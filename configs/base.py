@@ -385,8 +385,9 @@ class Algorithm(Section):
     # algorithm/zero_variance.py); 0: none.
     virtual_rewards: int = whole(0, 0, 1000)
     # Steps between steps whose updates imitate demonstrations of the solver, as many as a step has
-    # episodes, instead of learning from its episodes; for the tiny agent. 0: none.
-    imitate_every: int = whole(0, 0, MAX_INTERVAL, TINY)
+    # episodes, instead of learning from its episodes; for the tiny agent and after
+    # warmstart.fine_tune. 0: none.
+    imitate_every: int = whole(0, 0, MAX_INTERVAL, IMITATION)
     # Upper bound of the importance weights that correct differences between sampler
     # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead or an int8
     # rollout.cache_dtype.

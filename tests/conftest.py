@@ -46,7 +46,11 @@ from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
-LONGEST = [Path(__file__).parent / name for name in ("core/test_sharding.py", "test_train.py")]
+# Files that run first, so that no worker is left with a long one at the end.
+LONGEST = [
+    Path(__file__).parent / name
+    for name in ("core/test_sharding.py", "test_train.py", "update/test_trees.py")
+]
 CORE = "fast and not medium and not long and not slow"  # tests that `pytest` runs without arguments
 STANDARD = "not long and not slow"  # tests that run when a file is named
 

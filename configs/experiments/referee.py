@@ -308,7 +308,11 @@ REFEREE_EXPERIMENTS = {
 }
 
 # The same questions of SmolLM2-135M: its organism, short runs, three seeds.
-LANGUAGE: Fields = FEWER_FILES | WARN_ONLY | {"eval.every": 5, "report.every": 0}
+LANGUAGE: Fields = {
+    **{"eval.every": 5, "diagnose.every": 0, "diagnose.probe_every": 5, "report.every": 0},
+    **FEWER_FILES,
+    **WARN_ONLY,
+}
 LANGUAGE_FORM = dict(config="organism:bandit", seeds=(80, 81, 82), minutes=6, cores=2, quick=None)
 REFEREE_EXPERIMENTS |= {
     "dead_groups_language": dataclasses.replace(
@@ -336,6 +340,24 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE | REFEREE_EXPERIMENTS["faithfulness"].common_fields,
         **{**LANGUAGE_FORM, "seeds": (80,), "minutes": 3},
     ),
+    "allocation_language": dataclasses.replace(
+        REFEREE_EXPERIMENTS["allocation"],
+        settings={"8 x 4, pool of 16": {"env.pool": 16}},
+        common_fields=LANGUAGE,
+        **LANGUAGE_FORM,
+    ),
+    "spikes_language": dataclasses.replace(
+        REFEREE_EXPERIMENTS["spikes"],
+        settings={
+            "entropy 0.05": {"algorithm.entropy_coef": 0.05, "reward.overlong_buffer": 0},
+        },
+        common_fields=LANGUAGE
+        | {
+            **{"steps": 20, "eval.every": 10, "diagnose.tags_every": 1},
+            "diagnose.probe_every": 0,
+        },
+        **LANGUAGE_FORM,
+    ),
     "signals_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["signals"],
         settings={"length penalty": {}},
@@ -352,8 +374,8 @@ REFEREE_EXPERIMENTS |= {
 # Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model; "":
 # there is none.
 REFEREE = {
-    **{name: f"{name}_language" for name in ("dead_groups", "mismatch", "signals")},
-    **{"allocation": "", "distillation": "", "spikes": "", "asking": ""},
+    **{name: f"{name}_language" for name in ("dead_groups", "mismatch", "signals", "allocation")},
+    **{"distillation": "", "spikes": "spikes_language", "asking": ""},
     **{name: f"{name}_language" for name in ("faithfulness", "lengths")},
 }
 REFEREE_QUICK = ("dead_groups", "mismatch")  # the rows of `run referee --quick`

@@ -24,7 +24,7 @@ from ragen_jax.config.per_task import (
     teacher_path,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.configs.base import TINY_TEACHER, Config
+from ragen_jax.configs.base import SOLVER, TINY_TEACHER, Config
 from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
@@ -179,8 +179,10 @@ def check_algorithm(config: Config) -> None:
             "name a model with its tokenizer",
         )
     if a.imitate_every:
+        tiny, w = config.model.path == "tiny", config.warmstart
         others = {
-            "model.path": config.model.path != "tiny",
+            "warmstart.fine_tune": not (tiny or w.fine_tune),
+            "warmstart.demonstrations": not tiny and w.demonstrations != SOLVER,
             "model.lora.rank": config.model.lora.rank > 0,
             "warmstart.tower_layers": config.warmstart.tower_layers > 0,
             "algorithm.name": has_critic(a),
@@ -189,8 +191,9 @@ def check_algorithm(config: Config) -> None:
         if wrong := [name for name, differs in others.items() if differs]:
             refuse(
                 "algorithm.imitate_every",
-                "it is for the tiny agent with a single environment, and without adapters, vision "
-                f"and critic; set imitate_every=0, or change {wrong[0]}",
+                "it is for the tiny agent, or a model that is fine-tuned on the solver's "
+                "demonstrations, in a single environment, and without adapters, vision and critic; "
+                f"set imitate_every=0, or change {wrong[0]}",
             )
     if a.kl_target and not a.kl_coef:
         refuse("algorithm.kl_target", "it controls algorithm.kl_coef, which is 0")

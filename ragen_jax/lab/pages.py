@@ -35,9 +35,9 @@ PAGES = {
     "tasks": tasks,
     **dict.fromkeys(("dead_groups", "dead_groups_language"), dead_groups),
     **dict.fromkeys(("mismatch", "mismatch_language", "signals", "signals_language"), rivals),
-    **dict.fromkeys(("allocation", "distillation"), rivals),
+    **dict.fromkeys(("allocation", "allocation_language", "distillation"), rivals),
     "asking": asking,
-    "spikes": spikes,
+    **dict.fromkeys(("spikes", "spikes_language"), spikes),
     **dict.fromkeys(("faithfulness", "faithfulness_language"), faithfulness),
     **dict.fromkeys(("lengths", "lengths_language"), lengths),
 }

@@ -7,7 +7,7 @@ import pytest
 import ragen_jax
 from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.check import check
-from ragen_jax.configs import sokoban
+from ragen_jax.configs import countdown, sokoban
 
 pytestmark = pytest.mark.medium
 SMALL = {
@@ -44,10 +44,29 @@ def test_every_second_step_imitates_and_a_resumed_run_gives_the_same_numbers(tmp
     ]
 
 
+def test_a_fine_tuned_language_model_imitates_as_well(tmp_path, monkeypatch, language_model):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = countdown.get_config("llm")
+    config.model.path = str(language_model)
+    config.env.prompt = "brief"
+    config.env.options.update(count=(2, 2), largest=30, targets=(10, 58))
+    config.warmstart.update(fine_tune=True, rooms=24, batch=4, max_updates=1, warmup_updates=1)
+    config.warmstart.update(check_every=1, check_episodes=2)
+    config.log.trackers = ()
+    small = SMALL | {"rollout.max_new_tokens": 8, "steps": 2, "checkpoint.every": 0}
+    ragen_jax.train(config, workdir=tmp_path / "run", overrides=small)
+    losses = [row["update/policy_loss"] for row in rows_of(tmp_path / "run")]
+    assert [loss == pytest.approx(-1, abs=1e-5) for loss in losses] == [False, True]
+
+
 @pytest.mark.parametrize(
     "fields, name",
     [
-        ({"model.path": "DIR"}, "model.path"),
+        ({"model.path": "DIR"}, "warmstart.fine_tune"),
+        (
+            {"model.path": "D", "warmstart.fine_tune": True, "warmstart.demonstrations": "F"},
+            "warmstart.demonstrations",
+        ),
         ({"algorithm.name": "ppo"}, "algorithm.name"),
         ({"model.lora.rank": 2}, "model.lora.rank"),
     ],
