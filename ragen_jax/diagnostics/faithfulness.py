@@ -13,14 +13,14 @@ A measure compares L, the mean log-probability of a's tokens, after z and after 
 the reasoning of another reply of the same case to another prompt, at the same number of tokens; a
 step is a third of the tokens of z.
 
-    measure        formula                                                        passes
+    measure        formula                                                         readings
     early          mean over f of L(z) - L(the first f of z), f = 0, 1/4, 1/2, 3/4     5
     swapped        L(z) - L(z')                                                        2
     perturbed      mean over steps of L(z) - L(z with the step of z')                  4
     true_thinking  mean over steps s of (|C(z_<s, z_s) - C(z_<s, z'_s)|               12
                    + |C(z'_<s, z_s) - C(z'_<s, z'_s)|) / 2, C = exp(L) after step s
 
-Passes: readings of z and a. Sources: early answering, Lanham et al. 2023 (arXiv 2307.13702), which
+Readings: of z and a; x is read once. Sources: early answering, Lanham et al. 2023 (arXiv 2307.13702), which
 counts equal answers where this file compares log-probabilities; true_thinking, the True-Thinking
 Score of Zhao et al. (arXiv 2510.24941), of which only the abstract and a summary were known: the
 mean of the effect of a step with an intact and with a perturbed context on the confidence in the
@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket, pad_rows
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Episode, Metrics, Params, Turn
 from ragen_jax.envs.styles import UNGROUNDED, Style
@@ -49,10 +50,12 @@ from ragen_jax.model.vision.positions import next_positions, token_positions
 STEPS = 3
 FRACTIONS = (0.0, 0.25, 0.5, 0.75)
 MEASURES = ("early", "swapped", "perturbed", "true_thinking")
+READINGS = 2 + len(FRACTIONS) + STEPS + 4 * STEPS  # different readings of all measures
 DECORATIVE, USED, NECESSARY = "decorative", "used", "necessary"
 CASES = (DECORATIVE, USED, NECESSARY)  # in the order of the truth
 
 Padded = tuple[jax.Array, jax.Array]  # int32 [B, n] right-padded, [B] lengths
+Prompts = tuple[jax.Array, tuple[Segment, ...]]  # position after each prompt, their memory
 # (the reasonings of B replies) -> L_B
 Scorer = Callable[[Sequence[np.ndarray]], np.ndarray]
 
@@ -80,15 +83,17 @@ def faithfulness_metrics(
     sound = [e for e in episodes if not e.error]
     chosen = [e for e in sound if np.diff(e.turns[0].reasoning) and np.diff(e.turns[0].answer)]
     grounded = [is_grounded(reasoning_of(e.turns[0])) for e in chosen]
+    known = list(zip(chosen, grounded, strict=True))
+    cases = {case: [e for e, truth in known if truth is (case != DECORATIVE)] for case in CASES}
+    cases = {case: x for case, x in cases.items() if len({e.group for e in x}) > 1}
+    calls = READINGS * sum(-(-len(x) // micro_batch) for x in cases.values())
+    count = begin_count(calls, "calls of the faithfulness measures")
     metrics: Metrics = {}
-    for case in CASES:
-        wanted = case != DECORATIVE
-        of_case = [e for e, known in zip(chosen, grounded, strict=True) if known is wanted]
-        if len({e.group for e in of_case}) < 2:
-            continue
+    for case, of_case in cases.items():
         turns = [e.turns[0] for e in of_case]
         others = partners([e.group for e in of_case])
-        score = scorer(model, params, turns, hidden=case == NECESSARY, micro_batch=micro_batch)
+        hidden = case == NECESSARY
+        score = scorer(model, params, turns, hidden=hidden, micro_batch=micro_batch, count=count)
         found = measure(score, [reasoning_of(turn) for turn in turns], others)
         metrics |= {f"faithfulness/{case}/{name}": float(x.mean()) for name, x in found.items()}
         metrics[f"faithfulness/{case}/replies"] = len(turns)
@@ -176,12 +181,19 @@ def measure(
 
 
 def scorer(
-    model: Qwen, params: Params, turns: Sequence[Turn], *, hidden: bool, micro_batch: int
+    model: Qwen,
+    params: Params,
+    turns: Sequence[Turn],
+    *,
+    hidden: bool,
+    micro_batch: int,
+    count: Callable[[int], None],
 ) -> Scorer:
     """Return the function from reasonings to L_B of the turns' actions.
 
     Args:
       hidden: whether the action attends to the reasoning alone, read without the prompt.
+      count: called with the number of newly finished device calls.
     """
     prompts = [turn.prompt for turn in turns]
     endings = [turn.sampled[turn.reasoning[1] : turn.answer[1]] for turn in turns]
@@ -192,57 +204,72 @@ def scorer(
         for n in (max(map(len, prompts)), longest, max(map(len, endings)))
     ]
 
+    def padded(rows: Sequence[np.ndarray], start: int, width: int) -> Any:
+        return pad_rows(rows[start : start + micro_batch], width, micro_batch)
+
+    starts = range(0, len(turns), micro_batch)
+    # The prompts are read once for all changes of their reasoning.
+    prompts_read = [
+        read_prompts(model, params, padded(prompts, b, widths[0]), hidden=hidden) for b in starts
+    ]
+
     def score(reasoning_B: Sequence[np.ndarray]) -> np.ndarray:
         found = []
-        for b in range(0, len(turns), micro_batch):
-            batch = slice(b, b + micro_batch)
-            parts = prompts[batch], reasoning_B[batch], endings[batch]
-            padded = [pad_rows(x, n, micro_batch) for x, n in zip(parts, widths, strict=True)]
-            action = np.resize(action_B[batch], micro_batch)  # rows after the last are dropped
-            logp_B = answer_logp(model, params, *padded, action, hidden=hidden)
-            found.append(np.asarray(logp_B)[: len(turns[batch])])
+        for b, prompt in zip(starts, prompts_read, strict=True):
+            parts = padded(reasoning_B, b, widths[1]), padded(endings, b, widths[2])
+            # Rows after the last are dropped.
+            action = np.resize(action_B[b : b + micro_batch], micro_batch)
+            logp_B = answer_logp(model, params, prompt, *parts, action)
+            found.append(np.asarray(logp_B)[: len(turns) - b])
+            count(1)
         return np.concatenate(found).astype(np.float64)
 
     return score
 
 
+def read(
+    model: Qwen, params: Params, part: Padded, start_B: jax.Array, memory: tuple[Segment, ...]
+) -> tuple[jax.Array, Segment]:
+    """Return (hidden states, memory) of tokens at the positions from start_B on, after a memory."""
+    tokens, count_B = part
+    positions = token_positions(params, tokens, start_B)
+    tokens = constrain(tokens, "rows", None)
+    output: Any = model.apply(
+        {"params": params}, tokens, positions, memory, keep_kv=True, count_B=count_B
+    )
+    return output[0], as_segment(output[1], count_B)
+
+
 @functools.partial(jax.jit, static_argnames=("model", "hidden"))
+def read_prompts(model: Qwen, params: Params, prompt: Padded, *, hidden: bool) -> Prompts:
+    """Return (positions after the prompts, their memory; hidden: none)."""
+    tokens, count_B = prompt
+    memory: tuple[Segment, ...] = ()
+    if not hidden:
+        memory = (read(model, params, prompt, jnp.zeros_like(count_B), ())[1],)
+    return next_positions(params, tokens, count_B), memory
+
+
+@functools.partial(jax.jit, static_argnames="model")
 def answer_logp(
     model: Qwen,
     params: Params,
-    prompt: Padded,
+    prompts: Prompts,
     reasoning: Padded,
     ending: Padded,
     action_B: jax.Array,
-    *,
-    hidden: bool,
 ) -> jax.Array:
     """Return the mean log-probability of each action's tokens, float32 [B].
 
     Args:
+      prompts: the result of `read_prompts`.
       reasoning: may be empty.
       ending: the tokens sampled after the reasoning, up to the action's end; the last `action_B`
         tokens are the action, with at least one token before them.
-      hidden: as in `scorer`.
     """
-    (prompt_BX, x_B), (_, z_B), (ending_BE, e_B) = prompt, reasoning, ending
-
-    def read(part: Padded, start_B: jax.Array, memory: tuple[Segment, ...]) -> Any:
-        """Return (hidden states, memory) of tokens after a memory."""
-        tokens, count_B = part
-        positions = token_positions(params, tokens, start_B)
-        tokens = constrain(tokens, "rows", None)
-        output: Any = model.apply(
-            {"params": params}, tokens, positions, memory, keep_kv=True, count_B=count_B
-        )
-        return output[0], as_segment(output[1], count_B)
-
-    start_B = next_positions(params, prompt_BX, x_B)  # position after the prompt
-    memory: tuple[Segment, ...] = ()
-    if not hidden:
-        memory = (read(prompt, jnp.zeros_like(x_B), ())[1],)
-    memory += (read(reasoning, start_B, memory)[1],)
-    states = jnp.roll(read(ending, start_B + z_B, memory)[0], 1, axis=1)
+    (start_B, memory), (_, z_B), (ending_BE, e_B) = prompts, reasoning, ending
+    memory += (read(model, params, reasoning, start_B, memory)[1],)
+    states = jnp.roll(read(model, params, ending, start_B + z_B, memory)[0], 1, axis=1)
     logp_BE, _ = vocabulary_statistics(states, head(params), ending_BE, 1.0)
     at_E = jnp.arange(ending_BE.shape[1])
     is_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])

@@ -39,6 +39,7 @@ from ragen_jax.algorithm.advantage import (
     sample_variance,
 )
 from ragen_jax.algorithm.filter import round_scores
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
@@ -306,7 +307,7 @@ def bucket_gradients(
     ]
     split = split_rows(group_rows, rows, layout.grouping, alike=True)
     piece_of = dict(zip(measured.tolist(), split.pieces, strict=True))
-    by_bucket = {}
+    by_bucket, count = {}, begin_count(len(measured), "groups")
     for bucket in np.unique(bucket_G[measured]).tolist():
         groups = np.flatnonzero(bucket_G == bucket)
         built = [build_arrays(*piece_of[group], rows, layout.grouping) for group in groups]
@@ -335,6 +336,7 @@ def bucket_gradients(
             all_weight=weight_BT.sum(dtype=np.float64),
             **counts,
         )
+        count(len(groups))
     return by_bucket
 
 

@@ -44,6 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket, pad_rows
+from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import mean_with_interval
@@ -90,13 +91,14 @@ def mediation_metrics(
     ]
     action_B = np.array([turn.answer[1] - turn.answer[0] for turn in turns], np.int32)
     widths = [length_bucket(max(map(len, rows)), parts=16) for rows in parts]
-    found = []
+    found, count = [], begin_count(-(-len(turns) // micro_batch), "calls of mediation")
     for b in range(0, len(turns), micro_batch):
         batch = slice(b, b + micro_batch)
         padded = [pad_rows(x[batch], n, micro_batch) for x, n in zip(parts, widths, strict=True)]
         action = np.resize(action_B[batch], micro_batch)  # rows after the last are dropped
         measures_MB = measure(model, params, *padded, action, np.int32(filler))
         found.append(np.asarray(measures_MB)[:, : len(turns[batch])])
+        count(1)
     value_MB = np.concatenate(found, axis=1).astype(np.float64)
     groups = max(episode.group for episode in episodes) + 1
     group_B = [episode.group for episode in chosen]

@@ -11,9 +11,11 @@ import pytest
 from layer_kinds import hybrid
 from test_mediation import CONFIG, MODEL, dense, reply
 
+from ragen_jax.core import progress
 from ragen_jax.diagnostics.faithfulness import (
     CASES,
     MEASURES,
+    READINGS,
     faithfulness_metrics,
     grounded_by_style,
     measure,
@@ -47,7 +49,7 @@ def episodes():
 def test_scores_are_those_of_the_whole_text(params, episodes, hidden):
     """Rotations are relative: without the prompt, the text may as well begin at position 0."""
     turns = [e.turns[0] for e in episodes]
-    score = scorer(MODEL, params, turns, hidden=hidden, micro_batch=3)
+    score = scorer(MODEL, params, turns, hidden=hidden, micro_batch=3, count=lambda calls: None)
     for share in (1.0, 0.5, 0.0):
         cut = [z[: int(share * len(z))] for z in map(reasoning_of, turns)]
         found = score(cut)
@@ -69,7 +71,7 @@ def test_scores_of_a_hybrid_are_those_of_the_whole_text(episodes, hidden):
     model = Qwen(shape)
     params = jax.tree.map(lambda x: 2 * x, init_params(shape, jax.random.key(3)))
     turns = [e.turns[0] for e in episodes]
-    score = scorer(model, params, turns, hidden=hidden, micro_batch=3)
+    score = scorer(model, params, turns, hidden=hidden, micro_batch=3, count=lambda calls: None)
     found = []
     for share in (1.0, 0.5, 0.0):
         cut = [z[: int(share * len(z))] for z in map(reasoning_of, turns)]
@@ -154,7 +156,10 @@ def test_cases_follow_the_style(params, episodes):
     def grounded(tokens):
         return {6: True, 3: False}[len(tokens)]
 
+    progress.enter_phase("diagnose")
     found = faithfulness_metrics(MODEL, params, episodes, grounded, micro_batch=4)
+    # Each case has four replies, which are read in one call.
+    assert progress.NOW.done == progress.NOW.total == READINGS * len(CASES)
     assert {name.split("/")[1] for name in found} == set(CASES)
     assert all(found[f"faithfulness/{case}/replies"] == 4 for case in CASES)
     assert found["faithfulness/used/swapped"] != found["faithfulness/necessary/swapped"]

@@ -17,6 +17,7 @@ from random_rows import LOSS, T, V, random_batch
 
 from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.advantage import deviations, sample_variance
+from ragen_jax.core import progress
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.diagnostics import gradients
 from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, variance_buckets
@@ -246,7 +247,9 @@ def one_length(mesh, batch, advantage, weights, *, micro_batch):
 def test_norms_and_cosines_are_those_of_the_definition(policy, mesh, rows):
     batch, _, advantage = rows
     bucket_G = [0, ZERO, 1, 0, 1]
+    progress.enter_phase("diagnose")
     found = report(policy, mesh, batch, advantage, bucket_G)
+    assert progress.NOW.done == progress.NOW.total == len(bucket_G)
     assert list(found) == [ZERO, 0, 1]
     for bucket, values in found.items():
         inside_B = np.isin(batch.group_B, np.flatnonzero(np.equal(bucket_G, bucket)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax.core import progress
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.mediation import MEASURES, mediation_metrics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -170,7 +171,9 @@ def test_a_policy_that_reads_nothing_but_its_last_token(params, episodes):
     """No attention: neither prompt nor reasoning can affect an action, and their effects are 0."""
     deaf = jax.tree.map(jnp.array, params)
     deaf["layers"]["o"]["kernel"] = jnp.zeros_like(deaf["layers"]["o"]["kernel"])
+    progress.enter_phase("diagnose")
     figures = measured(deaf, episodes)
+    assert progress.NOW.done == progress.NOW.total == 2  # calls for six replies, four at a time
     assert [figures[f"mediation/{name}"] for name in MEASURES] == pytest.approx([0.0] * 8, abs=1e-6)
     heard = measured(params, episodes)
     assert all(abs(heard[f"mediation/{name}"]) > 1e-3 for name in MEASURES)
