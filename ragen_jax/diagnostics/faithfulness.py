@@ -20,11 +20,12 @@ step is a third of the tokens of z.
     true_thinking  mean over steps s of (|C(z_<s, z_s) - C(z_<s, z'_s)|               12
                    + |C(z'_<s, z_s) - C(z'_<s, z'_s)|) / 2, C = exp(L) after step s
 
-Readings: of z and a; x is read once. Sources: early answering, Lanham et al. 2023 (arXiv 2307.13702), which
-counts equal answers where this file compares log-probabilities; true_thinking, the True-Thinking
-Score of Zhao et al. (arXiv 2510.24941), of which only the abstract and a summary were known: the
-mean of the effect of a step with an intact and with a perturbed context on the confidence in the
-answer at an early exit. The paper perturbs numbers in sentences; here a step is taken from z'.
+Readings: of z and a, after x, which is read once. Sources: early answering, Lanham et al. 2023
+(arXiv 2307.13702), which counts equal answers where this file compares log-probabilities;
+true_thinking, the True-Thinking Score of Zhao et al. (arXiv 2510.24941), of which only the abstract
+and a summary were known: the mean of the effect of a step with an intact and with a perturbed
+context on the confidence in the answer at an early exit. The paper perturbs numbers in sentences;
+here a step is taken from z'.
 
 Axes: B replies; X tokens of x, Z of z, E of the text sampled after z.
 """

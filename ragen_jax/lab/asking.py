@@ -31,7 +31,7 @@ from ragen_jax.lab.curves import (
     missing_seeds,
     updates,
 )
-from ragen_jax.lab.statistics import p_value
+from ragen_jax.lab.statistics import in_words, p_value
 from ragen_jax.storage.writers import save_figure
 
 QUESTIONS, INFORMATIVE = "eval/ask/questions", "eval/ask/informative"
@@ -96,7 +96,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     found = []
     for claim, treatment, figure, sign in claims:
         mean, half_width, df = change(experiment, runs, treatment, figure)
-        text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI)"
+        text = in_words(mean, half_width)
         found.append(
             Verdict(
                 SOURCE if treatment in free else "organism of this page",

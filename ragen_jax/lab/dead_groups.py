@@ -31,7 +31,7 @@ from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.correlations import WEAK
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, end, factors, missing_seeds
 from ragen_jax.lab.curves import judge_equivalence as within
-from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, p_within, permutation_test
+from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, in_words, p_within, permutation_test
 from ragen_jax.storage.writers import save_figure
 
 ALIVE, MI, VALID = "collect/informative_ratio", "probe/mi_seq", "probe/valid_rate"
@@ -127,7 +127,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             "question of this page",
             "the rate of groups without gradient is blind to template collapse",
             within(mean, half_width, WEAK),
-            f"Spearman of its rise with information kept {mean:+.2f} ± {half_width:.2f} (95 % CI)",
+            "Spearman of its rise with information kept " + in_words(mean, half_width, digits=2),
             p_within(mean, half_width, len(factors(runs)[2]) - 1, WEAK),
         )
     )

@@ -24,7 +24,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.faithfulness import CASES, DECORATIVE, MEASURES, NECESSARY, USED
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.curves import Rows, Runs, Verdict, curve, factors, judge_difference
-from ragen_jax.lab.statistics import p_value
+from ragen_jax.lab.statistics import in_words, p_value
 from ragen_jax.storage.writers import save_figure
 
 PASSES: Mapping[str, int] = {"early": 5, "swapped": 2, "perturbed": 4, "true_thinking": 12}
@@ -75,7 +75,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             ratio = np.divide(
                 *(np.mean([value(r, c, measure) for r in runs.values()]) for c in (less, more))
             )
-            text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI), {less} over {more} {ratio:.2f}"
+            text = f"{in_words(mean, half_width)}, {less} over {more} {ratio:.2f}"
             p = p_value(mean, half_width, len(runs) - 1)
             word = judge_difference(mean, half_width)
             found.append(Verdict(SOURCES[measure], claim, word, text, p))

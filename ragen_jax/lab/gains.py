@@ -46,6 +46,7 @@ from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.statistics import (
     ERROR,
     LEAST_SETTINGS,
+    in_words,
     p_value,
     p_within,
     permutation_test,
@@ -203,7 +204,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             other = f"at the end {than} at the start with `{claim.treatment}`"
         where = f" ({', '.join(claim.settings)})" if claim.settings else ""
         text = f"`{claim.figure}` is {SIGN_TEXTS[claim.sign]} {other}{where}"
-        figures = f"{found_here.mean:+.3f} ± {found_here.half_width:.3f} (95 % CI)"
+        figures = in_words(found_here.mean, found_here.half_width)
         if found_here.figure != claim.figure:
             figures += f" in `{found_here.figure}`, which has no ceiling"
         found.append(Verdict(claim.source, text, found_here.verdict, figures, found_here.p))

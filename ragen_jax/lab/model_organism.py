@@ -34,7 +34,7 @@ from ragen_jax.lab.curves import (
     updates,
 )
 from ragen_jax.lab.identical import SAME, distinct, is_unchanged
-from ragen_jax.lab.statistics import judge_count, p_value
+from ragen_jax.lab.statistics import in_words, judge_count, p_value
 from ragen_jax.storage.writers import save_figure
 
 MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_acc"
@@ -138,9 +138,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             found.append(Verdict("section 5", claim, idle, f"{filtered} changed nothing"))
             continue
         for mean, half_width in compare(runs, figure, filtered, plain, share=share).values():
-            text = (
-                f"{mean:+.3f} ± {half_width:.3f} (95 % CI) after {100 * share:.0f} % of the updates"
-            )
+            text = f"{in_words(mean, half_width)} after {100 * share:.0f} % of the updates"
             p = p_value(mean, half_width, len(seeds) - 1)
             word = judge_difference(mean, half_width)
             arms = [{k: r for k, r in runs.items() if k[1] == x} for x in (filtered, plain)]

@@ -36,7 +36,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.model_organism import HALF, QUARTER
-from ragen_jax.lab.statistics import p_value
+from ragen_jax.lab.statistics import in_words, p_value
 from ragen_jax.storage.writers import save_figure
 
 MI, VALID, GAP = "probe/mi_seq", "probe/valid_rate", "rollout/logp_gap"
@@ -93,7 +93,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         mean, half_width = difference(runs, claim.figure, setting, claim.treatment, reference)
         word = judge_difference(claim.sign * mean, half_width)
         p = p_value(mean, half_width, len(seeds) - 1)
-        shown = f"{mean:+.3f} ± {half_width:.3f} (95 % CI)"
+        shown = in_words(mean, half_width)
         found.append(Verdict(claim.source, text, word, shown, p))
     return found
 

@@ -40,7 +40,7 @@ from ragen_jax.lab.curves import (
     updates,
 )
 from ragen_jax.lab.model_organism import HALF
-from ragen_jax.lab.statistics import judge_count, p_value
+from ragen_jax.lab.statistics import in_words, judge_count, p_value
 from ragen_jax.storage.writers import save_figure
 
 PLAYED, MISPLACED, HEALTHY = "rollout/success", "tags/misplaced", "tags/healthy"
@@ -131,7 +131,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         mean, half_width = gain(runs, setting)
         claim = f"`{first}` raises success (compared with `{last}`), {setting}"
         p = p_value(mean, half_width, len(seeds) - 1)
-        text = f"{mean:+.3f} ± {half_width:.3f} (95 % CI)"
+        text = in_words(mean, half_width)
         found.append(Verdict(SOURCE, claim, judge_difference(mean, half_width), text, p))
     return found
 

@@ -20,6 +20,13 @@ EXACT_UP_TO = 8  # number of settings up to which all orders are counted: 8! = 4
 SHUFFLES = 20_000  # number of random orders for more settings
 
 
+def in_words(mean: float, half_width: float, *, digits: int = 3) -> str:
+    """Return an estimate with its 95 % interval: "+0.023 ± 0.012 (95 % CI)"."""
+    if math.isinf(half_width):
+        return f"{mean:+.{digits}f} (no interval: one run)"
+    return f"{mean:+.{digits}f} ± {half_width:.{digits}f} (95 % CI)"
+
+
 def _one_sided(distance: float, half_width: float, df: int, confidence: float) -> float:
     """Return P(Student's t > distance / standard error) for an interval with that half-width."""
     if math.isnan(distance) or math.isinf(half_width):

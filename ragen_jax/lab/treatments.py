@@ -34,7 +34,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.model_organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
-from ragen_jax.lab.statistics import ERROR, holm, p_value
+from ragen_jax.lab.statistics import ERROR, holm, in_words, p_value
 from ragen_jax.storage.writers import save_figure
 
 PLAIN, PAPER_BEST = "no filter", "top-p 0.9"
@@ -154,7 +154,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         for what, measure in measures.items():
             mean, half_width = difference(runs, measure, PAPER_BEST, name)
             claim = f"{what} is higher with `{PAPER_BEST}` than with `{name}`"
-            figures = f"{mean:+.2f} ± {half_width:.2f} (95 % CI)"
+            figures = in_words(mean, half_width, digits=2)
             word, p = judge_difference(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
             arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (PAPER_BEST, name)]
             counterpart = judged_already.setdefault((what, _class_of(runs, name)), name)

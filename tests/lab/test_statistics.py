@@ -13,7 +13,14 @@ from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import gains
 from ragen_jax.lab.curves import SUCCESS, judge_difference, judge_equivalence
 from ragen_jax.lab.gains import SPREAD, VARIANCE
-from ragen_jax.lab.statistics import holm, judge_count, p_value, p_within, permutation_test
+from ragen_jax.lab.statistics import (
+    holm,
+    in_words,
+    judge_count,
+    p_value,
+    p_within,
+    permutation_test,
+)
 
 pytestmark = pytest.mark.fast
 
@@ -29,6 +36,11 @@ def test_p_values_are_those_of_the_t_test():
             assert p == pytest.approx(expected)
     assert p_value(0.0, 0.0, 2) == 1 and p_value(0.1, 0.0, 2) == 0
     assert p_value(0.1, np.inf, 2) == 1
+
+
+def test_an_estimate_of_one_run_has_no_interval():
+    assert in_words(*interval([0.1, 0.3])) == "+0.200 ± 1.271 (95 % CI)"
+    assert in_words(*interval([-0.2]), digits=2) == "-0.20 (no interval: one run)"
 
 
 def test_p_values_agree_with_the_verdicts():
