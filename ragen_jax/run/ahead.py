@@ -108,7 +108,7 @@ class RolloutQueue:
                 self._submit(step + offset, sampler)
             self.begin_next(policy, state, step - 1)
         with stage("wait"):
-            enter_phase("waiting for episodes")
+            enter_phase("waiting for episodes", waits=True)
             rollout = self._futures.pop(step).result()
         stage.prefetch_seconds = rollout.seconds
         staleness = {"rollout/staleness": int(state.step) - int(state.samplers[0].step)}

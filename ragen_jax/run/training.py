@@ -23,7 +23,12 @@ from ragen_jax.algorithm.rewards import turn_reward
 from ragen_jax.config.per_task import is_due
 from ragen_jax.configs.base import Diagnose, Regimes, Stopping
 from ragen_jax.core.memory import memory_metrics
-from ragen_jax.core.progress import count_barrier, enter_phase, note_output
+from ragen_jax.core.progress import (
+    count_barrier,
+    enter_phase,
+    enter_phase_beside,
+    note_output,
+)
 from ragen_jax.core.sharding import is_main_process, max_over_processes
 from ragen_jax.core.task_shares import split_groups
 from ragen_jax.core.types import Batch, Metrics, Params
@@ -86,7 +91,9 @@ class Stages:
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
         """Time the body; run it under `mesh`, if given."""
-        if not self.background:
+        if self.background:
+            enter_phase_beside(name)
+        else:
             enter_phase(name)
             count_barrier()
         start, cpu = time.perf_counter(), time.process_time()

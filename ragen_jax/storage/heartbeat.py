@@ -74,14 +74,17 @@ def _write_heartbeat(limit: float) -> float:
 
 def describe_phase() -> str:
     """Return the phase with its finished units and an estimate of the remaining time, if known."""
-    now = progress.NOW
+    now, place = progress.NOW, progress.NOW.place
+    if now.waits and progress.BESIDE.total:
+        now = progress.BESIDE
+        place = f"{place} ({now.place})"
     seconds = time.monotonic() - now.since
     parts = [f"{now.done} of {now.total} {now.unit}".rstrip()] if now.total else []
     if 0 < now.done < now.total:
         parts.append(f"about {duration(seconds / now.done * (now.total - now.done))} left")
     elif round(seconds):
         parts.append(f"{duration(seconds)} so far")
-    return ": ".join([now.place, *([", ".join(parts)] if parts else [])])
+    return ": ".join([place, *([", ".join(parts)] if parts else [])])
 
 
 def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:

@@ -70,6 +70,23 @@ def test_parts_of_a_phase_count_together_or_not_at_all(passing):
     assert (progress.NOW.done, progress.NOW.total, progress.NOW.unit) == (1, 2, "calls")
 
 
+def test_a_wait_shows_what_the_other_thread_has_done(passing, capsys):
+    def play():
+        progress.enter_phase_beside("rollout")
+        progress.begin_count(8, "episodes")(2)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join()
+    progress.enter_phase("update", total=3, unit="rows")
+    passing(0.4)
+    progress.enter_phase("waiting for episodes", waits=True)
+    passing(0.6)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "update: 0 of 3 rows"
+    assert lines[-1] == "waiting for episodes (rollout): 2 of 8 episodes, about 3 s left"
+
+
 @pytest.mark.parametrize(
     "seconds, words",
     [(0, "0 s"), (99.4, "99 s"), (99.5, "2 min"), (3600, "60 min"), (5969, "99 min")]
@@ -101,7 +118,8 @@ def passing(monkeypatch):
     clock, limit = types.SimpleNamespace(now=100.0), 0.3
     for module in (progress, heartbeat):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(progress, "NOW", progress.Progress())
+    for name in ("NOW", "BESIDE"):
+        monkeypatch.setattr(progress, name, progress.Progress())
 
     def go(seconds):
         nonlocal limit
