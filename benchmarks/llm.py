@@ -14,9 +14,9 @@ from benchmarks.peers import PeerMissing, need
 from ragen_jax.algorithm.losses import minibatch_weights
 from ragen_jax.core.compilation import compiled
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.model.attention import Segment
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.segments import Segment
 from ragen_jax.programs.roofline import Work
 from ragen_jax.rollout.chunks import empty_page
 from ragen_jax.rollout.sample import DecodeSettings, decode, episode_keys

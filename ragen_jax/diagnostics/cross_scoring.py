@@ -28,9 +28,9 @@ from ragen_jax.core.padding import length_bucket, pad_rows
 from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
-from ragen_jax.model.attention import LEAST_PREFIX, Segment, as_segment, prepend
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.segments import LEAST_PREFIX, Segment, as_segment, prepend
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
 
 # Whether programs are only compiled, not run.

@@ -43,9 +43,9 @@ from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Episode, Metrics, Params, Turn
 from ragen_jax.envs.styles import UNGROUNDED, Style
-from ragen_jax.model.attention import Segment, as_segment
 from ragen_jax.model.likelihood import vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.segments import Segment, as_segment
 from ragen_jax.model.vision.positions import next_positions, token_positions
 
 STEPS = 3

@@ -48,9 +48,9 @@ from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import mean_with_interval
-from ragen_jax.model.attention import Segment
 from ragen_jax.model.likelihood import vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.segments import Segment
 from ragen_jax.model.vision.positions import next_positions, of_params, splice, token_positions
 
 MEASURES = (

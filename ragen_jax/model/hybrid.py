@@ -18,7 +18,7 @@ from ragen_jax.core.types import Params
 from ragen_jax.model.delta_rule import LinearBlock
 from ragen_jax.model.shape import ModelConfig
 
-Kept = tuple[Any, Any, Any]  # keys, values and states, in the form of `attention.Segment`
+Kept = tuple[Any, Any, Any]  # keys, values and states, in the form of `segments.Segment`
 # (parameters, x, keys and values of each segment) -> (x, keys and values of the new tokens)
 FullLayer = Callable[[Params, jax.Array, tuple[Any, ...]], tuple[jax.Array, Any]]
 
@@ -92,7 +92,7 @@ def run_layers(
 
     Args:
       params: of the layers.
-      segments: (keys, values) of the full layers, as in `attention.Segment`.
+      segments: (keys, values) of the full layers, as in `segments.Segment`.
       state: `delta_rule.States` after the segments; None: no token came before.
       count_B: as in `LinearBlock`.
       unrolled: whether the layers run one by one.

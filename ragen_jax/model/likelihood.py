@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import constrain, vocabulary_shards
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Tree, take_along_rows
 from ragen_jax.model.experts import Routing
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.tree_attention import Tree, take_along_rows
 
 VOCAB_CHUNK = 8192  # logits of one token held at a time
 

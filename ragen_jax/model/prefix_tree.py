@@ -126,7 +126,7 @@ class PackedBin:
     bin: Bin
     row_L: np.ndarray  # int, the row of the batch that a position is taken from
     depth_L: np.ndarray  # int, its position in that row
-    end_L: np.ndarray  # int32, `attention.Tree.end_BT`
+    end_L: np.ndarray  # int32, `tree_attention.Tree.end_BT`
     path_RT: np.ndarray  # int32, the packed position of each position of a row; 0 after its last
     source_E: np.ndarray  # int32, packed positions that predict a token
     target_E: np.ndarray  # int32, the tokens that they predict

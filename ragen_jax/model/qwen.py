@@ -18,14 +18,16 @@ import numpy as np
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model import hybrid
-from ragen_jax.model.attention import KV, PageOfLayers, Segment, Tree, attend, is_page
+from ragen_jax.model.attention import attend
 from ragen_jax.model.experts import ExpertMLP, Routing
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.modules import ACTIVATIONS, Linear, RMSNorm, gated_mlp, with_axes
 from ragen_jax.model.page_kernel import unread_heads
 from ragen_jax.model.quantised import dequantise, quantise
 from ragen_jax.model.rotary import rotary_angles, rotate
+from ragen_jax.model.segments import KV, PageOfLayers, Segment, is_page
 from ragen_jax.model.shape import ModelConfig
+from ragen_jax.model.tree_attention import Tree
 from ragen_jax.model.vision.positions import splice, token_positions
 from ragen_jax.model.window_cache import LayersByKind, places, tokens_held
 
@@ -230,7 +232,7 @@ class Qwen(nn.Module):
             row that enter the state; None: all.
 
         Returns:
-          (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None), and
+          (hidden_BTD after the final norm, (k, v) in the form of `segments.Segment` or None), and
           with keep_routing the `Routing` of [L, B, T]. In a model that has linear-attention layers,
           k and v are those of the others, and a third is their state.
 

@@ -11,7 +11,7 @@ layers for each kind: {kind: [L of the kind, N, K, S, D]}.
 
 In slots, windows are in the tails of rows (rollout/tails.py), the other layers in pages.
 
-Axes: as in attention.py.
+Axes: as in segments.py.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import numpy as np
 
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.core.types import Array
-from ragen_jax.model.attention import Segment, append
+from ragen_jax.model.segments import Segment, append
 from ragen_jax.model.shape import ModelConfig
 
 WINDOWED = "windowed"
@@ -146,7 +146,7 @@ def append_turn(
     *,
     capacity: int,
 ) -> Segment:
-    """Return `attention.append`; windowed layers get room for all of the new tokens.
+    """Return `segments.append`; windowed layers get room for all of the new tokens.
 
     Args:
       segment: with windows only (`keep_windows`), if the model has any.

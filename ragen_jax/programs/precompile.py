@@ -33,7 +33,7 @@ from ragen_jax.core.progress import begin_count, enter_phase
 from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.envs.types import HarnessEnvironment
-from ragen_jax.model.attention import Segment
+from ragen_jax.model.segments import Segment
 from ragen_jax.programs.monitor import THREAD, CompileMonitor
 from ragen_jax.programs.rows import expects_trees, plain_shapes
 from ragen_jax.programs.shapes import RunShapes as Shapes

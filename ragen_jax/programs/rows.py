@@ -17,8 +17,8 @@ from ragen_jax.config.per_task import minibatch_rows, per_task_configs, row_toke
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.core.randomness import Purpose, generator
-from ragen_jax.model.attention import Tree
 from ragen_jax.model.likelihood import PackedRows
+from ragen_jax.model.tree_attention import Tree
 from ragen_jax.programs.shapes import RowLengths, RunShapes
 from ragen_jax.update.micro_batches import split_rows
 from ragen_jax.update.pieces import (

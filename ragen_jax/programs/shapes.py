@@ -35,7 +35,7 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Params
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import families, hf, layout, lora, qwen
-from ragen_jax.model.attention import Segment, as_segment
+from ragen_jax.model.segments import Segment, as_segment
 from ragen_jax.model.vision import images
 from ragen_jax.model.vision.image_table import MIN_CAPACITY
 from ragen_jax.model.vision.images import Grid

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import by_shard, constrain
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, write
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.model.segments import Layers, Segment, write
 from ragen_jax.model.vision.positions import token_positions
 from ragen_jax.rollout.drawing import draw_tokens
 from ragen_jax.rollout.routes import no_experts, put_experts

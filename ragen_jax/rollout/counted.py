@@ -14,8 +14,8 @@ import numpy as np
 
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.segments import Segment
 from ragen_jax.rollout.sample import (
     Carry,
     DecodeSettings,

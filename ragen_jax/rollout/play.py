@@ -30,8 +30,8 @@ from ragen_jax.core.sharding import (
 )
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.types import HarnessEnvironment, State
-from ragen_jax.model.attention import LEAST_PREFIX, Segment
 from ragen_jax.model.qwen import Qwen, with_cache
+from ragen_jax.model.segments import LEAST_PREFIX, Segment
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.counted import decode_counted
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, begin, observe

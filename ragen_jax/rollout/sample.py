@@ -27,10 +27,10 @@ import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, as_segment, prepend
 from ragen_jax.model.delta_rule import repeat_rows
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.model.segments import Layers, Segment, as_segment, prepend
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
 from ragen_jax.model.window_cache import append_turn, keep_windows, without_last
 from ragen_jax.rollout.drawing import draw_tokens, truncate

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import by_shard, constrain
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.attention import Layers, Segment, append
 from ragen_jax.model.delta_rule import States
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.segments import Layers, Segment, append
 from ragen_jax.model.shape import ModelConfig
 from ragen_jax.model.window_cache import WINDOWED, last_positions, of_kind, with_kind
 from ragen_jax.rollout.sample import one_or_none, read_tokens

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ragen_jax.core import sharding
-from ragen_jax.model.attention import Tree
 from ragen_jax.model.likelihood import PackedRows
+from ragen_jax.model.tree_attention import Tree
 from ragen_jax.update.buckets import LENGTHS, split_by_length
 from ragen_jax.update.pieces import PLAIN, Grouping, Piece, Sizes, Split, TokenRows, TreeSequence
 from ragen_jax.update.trees import fill_bins, pack_trees
@@ -192,7 +192,7 @@ def _trees(
 
 
 def _keys(trees: Sequence[TreeSequence], X: int, sizes: Sizes, block: int) -> dict[str, np.ndarray]:
-    """Return the blocks of keys of `attention.Tree` of X sequences; empty ones read their own."""
+    """Return the blocks of keys of `Tree`, for X sequences; empty ones read their own."""
     Q = sizes.length // block
     keys_XQM = np.full((X, Q, sizes.keys), -1, np.int32)
     for x in range(X):
@@ -203,7 +203,7 @@ def _keys(trees: Sequence[TreeSequence], X: int, sizes: Sizes, block: int) -> di
 
 
 def _paths(trees: Sequence[TreeSequence], X: int, K: int, sizes: Sizes) -> dict[str, np.ndarray]:
-    """Return the paths of `attention.Tree` of X sequences of up to K rows."""
+    """Return the paths of `Tree`, for X sequences of up to K rows."""
     U = sizes.width
     path_XKU, owner_XL = np.zeros((X, K, U), np.int32), np.zeros((X, sizes.length), np.int32)
     for x, one in enumerate(tree.packed for tree in trees):

@@ -13,9 +13,10 @@ from ragen_jax.config.build import build_model
 from ragen_jax.configs import base
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import kernels
-from ragen_jax.model.attention import Segment, attend
+from ragen_jax.model.attention import attend
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.segments import Segment
 
 
 def qkv(T, H, K, D):

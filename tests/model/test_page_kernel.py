@@ -12,12 +12,13 @@ import pytest
 from ragen_jax.config.build import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import sokoban
-from ragen_jax.model import attention, page_kernel, page_kernel_gpu
-from ragen_jax.model.attention import PageOfLayers, Segment, attend, is_page
+from ragen_jax.model import attention, page_kernel, page_kernel_gpu, segments
+from ragen_jax.model.attention import attend
 from ragen_jax.model.page_kernel import block_size, read_on_tpu, read_page
 from ragen_jax.model.page_kernel_gpu import read_on_gpu
 from ragen_jax.model.quantised import quantise
 from ragen_jax.model.qwen import UNROLLED_LAYERS, ModelConfig, Qwen, init_params, with_cache
+from ragen_jax.model.segments import PageOfLayers, Segment, is_page
 
 TINY = ModelConfig(
     vocab_size=50, width=16, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=24
@@ -80,7 +81,7 @@ def test_attention_over_pages_is_the_plain_form(kernel, K):
 @pytest.mark.parametrize("layers", [2, UNROLLED_LAYERS + 1])
 def test_a_model_reads_pages_by_the_kernel(kernel, monkeypatch, layers):
     """One by one, and in a scan over the layers."""
-    monkeypatch.setattr(attention, "LEAST_PAGE", 32)
+    monkeypatch.setattr(segments, "LEAST_PAGE", 32)
     calls = []
 
     def counted(*args):

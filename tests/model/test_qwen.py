@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from ragen_jax.model import families, hf, qwen, rotary
-from ragen_jax.model.attention import Segment, append, attend
+from ragen_jax.model.attention import attend
 from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.segments import Segment, append
 from ragen_jax.rollout import sample
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -15,8 +15,8 @@ from device_processes import on_devices
 from vision_model import album_of, arrange, forward, load, picked, seen_by, shown, torch_logps
 
 from ragen_jax.model import qwen
-from ragen_jax.model.attention import Segment, append
 from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.segments import Segment, append
 from ragen_jax.model.vision import images, positions
 from ragen_jax.rollout.sample import empty_reply, extend, prefill
 

@@ -12,8 +12,8 @@ from episode_equality import assert_same_episode
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.envs.types import IMAGE, Observation
-from ragen_jax.model.attention import LEAST_PREFIX
 from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.segments import LEAST_PREFIX
 from ragen_jax.model.template import PromptError
 from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.rollout import play as play_file

@@ -19,7 +19,7 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.losses import AGGREGATIONS, EXACT, KL_KINDS
 from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.model import attention, kernels, lora
+from ragen_jax.model import kernels, lora, tree_attention
 from ragen_jax.model.likelihood import packed_statistics, token_statistics, unpack
 from ragen_jax.model.prefix_tree import build_tree, pack
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -139,8 +139,8 @@ def test_a_tree_has_the_log_probs_entropies_kl_and_gradients_of_its_rows(gradien
 def test_blocks_of_queries_are_read_at_once_or_some_at_a_time(model, params, monkeypatch, whole):
     """There are 30 blocks: four at a time leave two for the last step."""
     blocks, block, heads = 12 * T // 16, 16, 4
-    monkeypatch.setattr(attention, "WHOLE_TREE", whole)
-    monkeypatch.setattr(attention, "TREE_SCORES", 4 * heads * blocks**2 * block**2)
+    monkeypatch.setattr(tree_attention, "WHOLE_TREE", whole)
+    monkeypatch.setattr(tree_attention, "TREE_SCORES", 4 * heads * blocks**2 * block**2)
     (statistics, gradient), _ = compare(gradients_of(model), params, 1, 5)
     assert statistics < 2e-5 and gradient < 1e-5, (statistics, gradient)
 

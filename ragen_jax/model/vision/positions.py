@@ -105,7 +105,7 @@ def token_positions(
     Args:
       params: parameters, including the table of the images that the tokens show, if any.
       start_B: position of the first token of each row; None: 0.
-      end_BT: `attention.Tree.end_BT` of rows that are packed trees: a position then continues those
+      end_BT: `Tree.end_BT` of rows that are packed trees: a position then continues those
         of its path; None: the position before it.
     """
     B, T = tokens_BT.shape
