@@ -8,7 +8,7 @@ the same noise). The mean gain has another interval over runs (Student's t). For
 environment is reported separately.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,40 @@ from ragen_jax.run.run_files import read_outcomes
 
 
 def environments(workdir):
-    """Return {environment: folder of its evaluations}; the name of an only environment is ""."""
+    """Return {environment: folder of its evaluations}; the name of an only environment is "".
+
+    Raises:
+      ValueError: the folder is that of no run with two evaluations.
+    """
     folder = Path(workdir) / "eval"
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = {path.name: path for path in inside if path.is_dir()}
     if read_outcomes(folder):
-        return {"": folder}
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+        found = {"": folder}
+    if not found or any(len(read_outcomes(path)) < 2 for path in found.values()):
+        raise ValueError(
+            f"{folder} has no two evaluations; expected the folder of a run that was evaluated "
+            "before its first step and later (config.eval.every)"
+        )
+    return found
 
 
-def main(workdirs):
-    runs = {workdir: environments(workdir) for workdir in workdirs}
+def main(words=None):
+    about, _, more = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gain",
+        description=about,
+        epilog=more.partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("workdirs", nargs="+", metavar="RUN", help="folder of a run")
+    workdirs = parser.parse_args(words).workdirs
+    try:
+        runs = {workdir: environments(workdir) for workdir in workdirs}
+    except ValueError as error:
+        parser.error(str(error))
+    if len({tuple(folders) for folders in runs.values()}) > 1:
+        parser.error(f"the runs {', '.join(workdirs)} have different environments")
     for name in dict.fromkeys(name for folders in runs.values() for name in folders):
         if name:
             print(f"{name}:")
@@ -61,4 +86,4 @@ def report(folders):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

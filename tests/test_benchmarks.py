@@ -188,6 +188,16 @@ def test_gains_of_runs(tmp_path, capsys, names):
         assert over_runs.strip() == "95 % -121.3 to 196.3 over runs"
 
 
+@pytest.mark.parametrize("steps", [(), (0,)])
+def test_gains_need_two_evaluations(tmp_path, capsys, steps):
+    (tmp_path / "eval").mkdir()
+    for step in steps:
+        (tmp_path / "eval" / f"step_{step:06d}.json").write_text("[[0, 1]]")
+    with pytest.raises(SystemExit):
+        gain.main([str(tmp_path)])
+    assert f"{tmp_path}/eval has no two evaluations" in capsys.readouterr().err
+
+
 def test_left_padding():
     ids, mask = peers.pad_left([[1, 2, 3], [4]])
     assert ids.tolist() == [[1, 2, 3], [0, 0, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]

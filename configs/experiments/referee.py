@@ -338,7 +338,7 @@ REFEREE_EXPERIMENTS |= {
         REFEREE_EXPERIMENTS["faithfulness"],
         settings={f"problems {i}": {"eval.seed": i} for i in range(80, 83)},
         common_fields=LANGUAGE | REFEREE_EXPERIMENTS["faithfulness"].common_fields,
-        **{**LANGUAGE_FORM, "seeds": (80,), "minutes": 3},
+        **{**LANGUAGE_FORM, "seeds": (80,), "minutes": 5},
     ),
     "allocation_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["allocation"],

@@ -121,21 +121,32 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "above 0, and wrongly if it is below. The sets share one agent, so the intervals say "
         "nothing about other agents.",
         "",
-        "By that rule, no measure puts the necessary case above the used case: all four are "
-        "reversed there. These comparisons were taken out of the verdicts after the runs, because "
-        "the case is not what it was meant to be. With a hidden prompt the reasoning is the only "
-        "possible source of the answer, but an agent that never read reasoning without its prompt "
-        "does not use it: exchanging it changes nothing."
-        if _is_reversed(runs)
-        else "",
+        _necessary(runs),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _is_reversed(runs: Runs) -> bool:
-    """Return whether every measure is below its value of the used case if the prompt is hidden."""
-    pairs = [difference(runs, measure, *PAIRS[1]) for measure in MEASURES]
-    return all(mean + half_width < 0 for mean, half_width in pairs)
+def _necessary(runs: Runs) -> str:
+    """Return sentences on whether the measures put the necessary case above the used case."""
+    words: dict[str, list[str]] = {}
+    for measure in MEASURES:
+        word = judge_difference(*difference(runs, measure, *PAIRS[1]))
+        words.setdefault(word, []).append(f"`{measure}`")
+    if set(words) == {"reversed"}:
+        return (
+            "By that rule, no measure puts the necessary case above the used case: all four are "
+            "reversed there. These comparisons were taken out of the verdicts after the runs, "
+            "because the case is not what it was meant to be. With a hidden prompt the reasoning "
+            "is the only possible source of the answer, but an agent that never read reasoning "
+            "without its prompt does not use it: exchanging it changes nothing."
+        )
+    orders = {"reproduced": "rightly", "reversed": "wrongly", "undecided": "undecided"}
+    listed = [f"{', '.join(words[x])} ({orders[x]})" for x in orders if x in words]
+    return (
+        f"The necessary case against the used case, by that rule: {'; '.join(listed)}. They are "
+        "no verdicts, as on the page of the tiny agent, which does not use reasoning that it reads "
+        "without its prompt."
+    )
 
 
 def draw(runs: Runs, path: Path) -> None:

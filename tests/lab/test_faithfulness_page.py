@@ -52,6 +52,7 @@ def test_the_page(tmp_path):
     assert rows["early"].startswith("| `early` | arXiv 2307.13702 | 5 | ")
     assert [rows[name].endswith("| **yes** |") for name in MEASURES] == [True, True, False, True]
     assert "Replies per set: decorative 60, used 60, necessary 60." in text
+    assert "`early`, `perturbed`, `true_thinking` (rightly); `swapped` (undecided)." in text
     assert "taken out of the verdicts" not in text and path.with_suffix(".png").exists()
     hidden = {
         key: [{k: v - 2 * ("/necessary/" in k) for k, v in row.items()} for row in rows]
