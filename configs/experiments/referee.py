@@ -346,11 +346,11 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
+    # Half of all guesses are right. With a coefficient of 0.05, a run of another seed (89) lost its
+    # words, but its success fell from 0.97 to 0.59 only.
     "spikes_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["spikes"],
-        settings={
-            "entropy 0.05": {"algorithm.entropy_coef": 0.05, "reward.overlong_buffer": 0},
-        },
+        settings={"entropy 0.1": {"algorithm.entropy_coef": 0.1, "reward.overlong_buffer": 0}},
         common_fields=LANGUAGE
         | {
             **{"steps": 20, "eval.every": 10, "diagnose.tags_every": 1},
