@@ -45,13 +45,21 @@ def main(words=None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("workdirs", nargs="+", metavar="RUN", help="folder of a run")
-    workdirs = parser.parse_args(words).workdirs
     try:
-        runs = {workdir: environments(workdir) for workdir in workdirs}
+        compare(parser.parse_args(words).workdirs)
     except ValueError as error:
         parser.error(str(error))
+
+
+def compare(workdirs):
+    """Print the gains of runs in each environment.
+
+    Raises:
+      ValueError: as in `environments`, or the runs have different environments.
+    """
+    runs = {workdir: environments(workdir) for workdir in workdirs}
     if len({tuple(folders) for folders in runs.values()}) > 1:
-        parser.error(f"the runs {', '.join(workdirs)} have different environments")
+        raise ValueError(f"the runs {', '.join(map(str, workdirs))} have different environments")
     for name in dict.fromkeys(name for folders in runs.values() for name in folders):
         if name:
             print(f"{name}:")

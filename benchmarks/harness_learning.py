@@ -114,4 +114,4 @@ def main(argv):
             ragen_jax.train(config, workdir=folder, overrides=common | {"seed": seed})
     for name, found in folders.items():
         print(f"{name}:")
-        gain.main([str(folder) for folder in found])
+        gain.compare(found)

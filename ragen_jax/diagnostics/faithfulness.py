@@ -208,19 +208,23 @@ def scorer(
     def padded(rows: Sequence[np.ndarray], start: int, width: int) -> Any:
         return pad_rows(rows[start : start + micro_batch], width, micro_batch)
 
-    starts = range(0, len(turns), micro_batch)
-    # The prompts are read once for all changes of their reasoning.
-    prompts_read = [
-        read_prompts(model, params, padded(prompts, b, widths[0]), hidden=hidden) for b in starts
+    # Prompts are read, and endings padded, once for all changes of the reasoning. Rows after the
+    # last are dropped.
+    calls = [
+        (
+            b,
+            read_prompts(model, params, padded(prompts, b, widths[0]), hidden=hidden),
+            padded(endings, b, widths[2]),
+            np.resize(action_B[b : b + micro_batch], micro_batch),
+        )
+        for b in range(0, len(turns), micro_batch)
     ]
 
     def score(reasoning_B: Sequence[np.ndarray]) -> np.ndarray:
         found = []
-        for b, prompt in zip(starts, prompts_read, strict=True):
-            parts = padded(reasoning_B, b, widths[1]), padded(endings, b, widths[2])
-            # Rows after the last are dropped.
-            action = np.resize(action_B[b : b + micro_batch], micro_batch)
-            logp_B = answer_logp(model, params, prompt, *parts, action)
+        for b, prompt, ending, action in calls:
+            reasoning = padded(reasoning_B, b, widths[1])
+            logp_B = answer_logp(model, params, prompt, reasoning, ending, action)
             found.append(np.asarray(logp_B)[: len(turns) - b])
             count(1)
         return np.concatenate(found).astype(np.float64)
