@@ -55,7 +55,7 @@ SEEDS = 2**29
 EVAL_SEEDS = 2**30
 MAX_TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
 SOLVER = "solver"  # value of warmstart.demonstrations
-INITIAL, TINY_TEACHER = "initial", "tiny"  # values of algorithm.kl_reference
+INITIAL, WARMSTART = "initial", "warmstart"  # values of algorithm.kl_reference
 MAX_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
@@ -101,7 +101,7 @@ SECOND_CLIP = ReadWhen(
 )
 KL = ReadWhen(("algorithm.kl_coef",), bool)
 ENTROPY = ReadWhen(("algorithm.entropy_coef",), bool)
-TEACHER_STYLES = ReadWhen(("algorithm.kl_reference",), lambda name: name == TINY_TEACHER)
+TEACHER_STYLES = ReadWhen(("algorithm.kl_reference",), lambda name: name == WARMSTART)
 KL_TARGET = ReadWhen(("algorithm.kl_target",), bool)
 MISMATCH = ReadWhen(("algorithm.mismatch_cap",), bool)
 NORMALIZATION = ReadWhen(("reward.normalize",), lambda name: name != "identity")
@@ -356,7 +356,7 @@ class Algorithm(Section):
     kl_coef: float = number(0.001, 0, 1000)
     # The reference of the KL: "initial" is the initial policy. Any other value is a model with the
     # same tokenizer (a directory, hub id, GGUF file or run): a teacher, and the KL distils it.
-    # "tiny" is the tiny agent that imitates lab.teacher_styles.
+    # "warmstart" is the model that the warm start makes with lab.teacher_styles.
     kl_reference: str = text(INITIAL, KL)
     # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
     kl_in: str = one_of("loss", ("loss", "reward"), KL)
@@ -662,8 +662,8 @@ class Lab(Section):
     # Precision to which weights are rounded for sampling training episodes; evaluation,
     # diagnostics and updates keep the exact weights: exact | bfloat16 | float8 | int8
     sampler_weights: str = one_of("exact", rounding.PRECISIONS)
-    # Reasoning style -> its fraction of the demonstrations of the tiny teacher, with the words of
-    # the policy's styles; empty: as warmstart.styles
+    # Reasoning style -> its fraction of the demonstrations of a teacher from the warm start, with
+    # the words of the policy's styles; empty: as warmstart.styles
     teacher_styles: Mapping[str, float] = fractions(dict(), KL, TEACHER_STYLES)
 
 

@@ -6,6 +6,7 @@ They are tried on agents whose truth is known: the model organism of configs/org
 import dataclasses
 from typing import Any
 
+from ragen_jax.configs.base import WARMSTART
 from ragen_jax.configs.experiments.experiment import (
     FEWER_FILES,
     NONE,
@@ -52,12 +53,12 @@ PAIRS: Fields = {
 
 
 def taught(styles: dict[str, float], **fields: Any) -> Fields:
-    """Return the fields of a student of a tiny agent that imitated a mixture of styles.
+    """Return the fields of a student of a model that imitated a mixture of styles.
 
     Args:
       fields: further fields of `algorithm`.
     """
-    teacher: Fields = {"algorithm.kl_reference": "tiny", "algorithm.kl_kind": "exact"}
+    teacher: Fields = {"algorithm.kl_reference": WARMSTART, "algorithm.kl_kind": "exact"}
     more = {f"algorithm.{name}": value for name, value in fields.items()}
     return NONE | teacher | {"lab.teacher_styles": styles} | more
 
@@ -313,6 +314,7 @@ LANGUAGE: Fields = {
     **FEWER_FILES,
     **WARN_ONLY,
 }
+DISTILLATION = REFEREE_EXPERIMENTS["distillation"]
 LANGUAGE_FORM = dict(config="organism:bandit", seeds=(80, 81, 82), minutes=6, cores=2, quick=None)
 REFEREE_EXPERIMENTS |= {
     "dead_groups_language": dataclasses.replace(
@@ -346,6 +348,18 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
+    # Without reward only: the two teachers are fine-tuned as the student is, for the same number of
+    # updates on other fractions of the same styles.
+    "distillation_language": dataclasses.replace(
+        DISTILLATION,
+        settings={"no penalty": {"reward.overlong_buffer": 0}},
+        treatments={name: DISTILLATION.treatments[name] for name in (*TEACHERS, "no teacher")},
+        claims=tuple(
+            claim for claim in DISTILLATION.claims if not claim.treatment.endswith(", reward")
+        ),
+        common_fields=LANGUAGE,
+        **LANGUAGE_FORM,
+    ),
     # Half of all guesses are right. With a coefficient of 0.05, a run of another seed (89) lost its
     # words, but its success fell from 0.97 to 0.59 only.
     "spikes_language": dataclasses.replace(
@@ -357,6 +371,23 @@ REFEREE_EXPERIMENTS |= {
             "diagnose.probe_every": 0,
         },
         **LANGUAGE_FORM,
+    ),
+    # The tiny agent's encyclopedias; a step has 32 episodes of up to four replies.
+    "asking_language": dataclasses.replace(
+        REFEREE_EXPERIMENTS["asking"],
+        settings={
+            "SearchQA": {
+                **{"rollout.groups": 8, "rollout.group_size": 4},
+                **{"env.options.things": 20, "env.options.worlds": 32, "env.options.documents": 1},
+                **{"env.max_turns": 4, "env.max_actions": 4},
+            }
+        },
+        common_fields=LANGUAGE
+        | {
+            **{"steps": 20, "eval.every": 10, "eval.episodes": 128, "diagnose.probe_every": 0},
+            "warmstart.options": {"search_cost": 0.0},
+        },
+        **{**LANGUAGE_FORM, "config": "search_qa:smollm2-135m", "minutes": 25},
     ),
     "signals_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["signals"],
@@ -371,12 +402,13 @@ REFEREE_EXPERIMENTS |= {
     ),
 }
 
-# Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model; "":
-# there is none.
+# Rows of docs/lab/referee.md: experiment on the tiny agent -> the same on the language model.
 REFEREE = {
-    **{name: f"{name}_language" for name in ("dead_groups", "mismatch", "signals", "allocation")},
-    **{"distillation": "", "spikes": "spikes_language", "asking": ""},
-    **{name: f"{name}_language" for name in ("faithfulness", "lengths")},
+    name: f"{name}_language"
+    for name in (
+        *("dead_groups", "mismatch", "signals", "allocation", "distillation", "spikes", "asking"),
+        *("faithfulness", "lengths"),
+    )
 }
 REFEREE_QUICK = ("dead_groups", "mismatch")  # the rows of `run referee --quick`
 NOT_TO_CONCLUDE = (

@@ -24,7 +24,7 @@ from ragen_jax.config.per_task import (
     teacher_path,
 )
 from ragen_jax.config.renamed import refuse_renamed
-from ragen_jax.configs.base import SOLVER, TINY_TEACHER, Config
+from ragen_jax.configs.base import SOLVER, WARMSTART, Config
 from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.core.suggest import nearest
 from ragen_jax.diagnostics.gradients import check_edges
@@ -172,11 +172,13 @@ def check_algorithm(config: Config) -> None:
             "it learns from the KL to a teacher only; set algorithm.kl_reference to a model, "
             "kl_coef above 0 and kl_in='loss'",
         )
-    if teacher_path(a) == TINY_TEACHER and config.model.path != "tiny":
+    if teacher_path(a) == WARMSTART and not (
+        config.model.path == "tiny" or config.warmstart.fine_tune
+    ):
         refuse(
             "algorithm.kl_reference",
-            f"only the tiny agent has a tiny teacher, but model.path is {config.model.path!r}; "
-            "name a model with its tokenizer",
+            "only the tiny agent, or a model with warmstart.fine_tune, has a warm start, but "
+            f"model.path is {config.model.path!r}; name a model with its tokenizer",
         )
     if a.imitate_every:
         tiny, w = config.model.path == "tiny", config.warmstart

@@ -22,12 +22,12 @@ from ragen_jax.config.check import check
 from ragen_jax.config.per_task import teacher_path
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
-from ragen_jax.configs.base import TINY_TEACHER, Config
+from ragen_jax.configs.base import WARMSTART, Config
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.core.progress import advance, enter_phase, note_output
 from ragen_jax.run.fine_tune import fine_tuned_model
 from ragen_jax.run.imitate import tiny_model
-from ragen_jax.run.load import tiny_teacher
+from ragen_jax.run.load import warmstart_teacher
 from ragen_jax.run.preemption import exit_code
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
@@ -167,10 +167,10 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     for arm in waiting:
         if arm.config.model.path == "tiny":
             tiny_model(arm.config)
-            if teacher_path(arm.config.algorithm) == TINY_TEACHER:
-                tiny_teacher(arm.config)
         elif arm.config.warmstart.fine_tune:
             fine_tuned_model(arm.config)
+        if teacher_path(arm.config.algorithm) == WARMSTART:
+            warmstart_teacher(arm.config)
     if waiting:
         total = minutes * -(-len(waiting) // workers)
         console(f"{len(waiting)} of {len(plan)} arms, {workers} at a time: about {total:.0f} min")

@@ -20,7 +20,7 @@ from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs, teacher_path
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import require_trust
-from ragen_jax.configs.base import INITIAL, TINY_TEACHER, Config
+from ragen_jax.configs.base import INITIAL, WARMSTART, Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
@@ -103,15 +103,14 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     """Return (model, params) of algorithm.kl_reference; None if it is the initial policy.
 
     Raises:
-      ValueError: the model cannot be read, its tokens are not those of the policy, or the policy
-        reads images.
+      ValueError: the model cannot be made or read, its tokens are not those of the policy, or the
+        policy reads images.
     """
     name = teacher_path(config.algorithm)
     if name is None:
         return None
-    if name == TINY_TEACHER:
-        with main_process_first("teacher"):
-            path = tiny_teacher(config)
+    if name == WARMSTART:
+        path = warmstart_teacher(config)
     else:
         path = hf.resolve(policy_directory(name))
     tokenizer = hf.load_tokenizer(path)
@@ -133,11 +132,19 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     return build_model(config.model, model.config, mesh), params
 
 
-def tiny_teacher(config: Config) -> Path:
-    """Return the directory of the tiny agent that imitates lab.teacher_styles."""
+def warmstart_teacher(config: Config) -> Path:
+    """Return the directory of the model that the warm start makes with lab.teacher_styles.
+
+    Raises:
+      ValueError: as in `fine_tuned_model`.
+    """
     styles = config.lab.teacher_styles or config.warmstart.styles
     warmstart = dataclasses.replace(config.warmstart, styles=styles)
-    return tiny_model(dataclasses.replace(config, warmstart=warmstart))
+    config = dataclasses.replace(config, warmstart=warmstart)
+    if config.model.path != "tiny":
+        return fine_tuned_model(config)
+    with main_process_first("teacher"):
+        return tiny_model(config)
 
 
 def _made_model(config: Config, workdir: Path | None, make: Callable[[Config], Path]) -> Path:

@@ -16,7 +16,7 @@ import jax
 from ragen_jax import envs
 from ragen_jax.config.build import hash_option_files
 from ragen_jax.config.per_task import per_task_configs, teacher_path
-from ragen_jax.configs.base import TINY_TEACHER, Config, Env
+from ragen_jax.configs.base import WARMSTART, Config, Env
 from ragen_jax.core.domains import plain
 from ragen_jax.envs import ENVS, MODULE_CLASS
 from ragen_jax.envs.own_code import files_hash, own_files
@@ -80,7 +80,7 @@ def provenance_of(config: Config, python: str) -> Provenance:
     if config.model.path != "tiny":  # the run's folder has a copy of the tiny agent
         found["files of model.path"] = _model_files(hf.resolve(config.model.path))
     teacher = teacher_path(config.algorithm)
-    if teacher and teacher != TINY_TEACHER:  # the tiny agent is a function of the config
+    if teacher and teacher != WARMSTART:  # that teacher is a function of the config
         found["files of kl_reference"] = _model_files(hf.resolve(policy_directory(teacher)))
     return found
 

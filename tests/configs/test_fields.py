@@ -48,7 +48,8 @@ ELSEWHERE = {
     "optimizer.micro_batch": "configs/test_fields_learn.py: test_micro_batch",
     "diagnose.probe_faithfulness": "diagnostics/test_faithfulness.py: "
     "test_a_probe_measures_faithfulness_if_asked",
-    "lab.teacher_styles": "run/test_distill.py: test_a_tiny_teacher_imitates_its_own_styles",
+    "lab.teacher_styles": "run/test_distill.py: "
+    "test_a_teacher_of_the_warm_start_imitates_its_own_styles",
     "algorithm.imitate_every": "run/test_interleave.py: "
     "test_every_second_step_imitates_and_a_resumed_run_gives_the_same_numbers",
     "lab.sampler_weights": "run/test_stages.py: "

@@ -99,11 +99,11 @@ def test_teachers_that_cannot_be_used_are_refused(agent, student, language_model
             ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL)
 
 
-def test_a_tiny_teacher_imitates_its_own_styles(tmp_path, monkeypatch):
+def test_a_teacher_of_the_warm_start_imitates_its_own_styles(tmp_path, monkeypatch):
     """Its KL is 0 with the styles of the policy, whose initial parameters it then has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = organism.get_config("sokoban+distill")
-    config.algorithm.kl_reference = "tiny"
+    config.algorithm.kl_reference = "warmstart"
     brief = dict(rooms=256, success=0.0, check_every=20, check_episodes=4, layers=1, width=32)
     config.warmstart.update(brief)
     kl = {}
@@ -116,5 +116,6 @@ def test_a_tiny_teacher_imitates_its_own_styles(tmp_path, monkeypatch):
     assert abs(kl["same"]) < 1e-5 and kl["other"] > 1e-3, kl
     assert len(list((tmp_path / "cache/ragen_jax/models").glob("tiny_*[!.lock]"))) == 2
     config.model.path = "DIR"
-    with pytest.raises(ValueError, match="config.algorithm.kl_reference is 'tiny'; only the tiny"):
+    message = "config.algorithm.kl_reference is 'warmstart'; only the tiny agent, or a model with"
+    with pytest.raises(ValueError, match=message):
         ragen_jax.train(config, workdir=tmp_path / "refused", overrides=SMALL)

@@ -20,7 +20,7 @@ from ragen_jax.run import fine_tune as stage
 from ragen_jax.run import fine_tune_updates as updates
 from ragen_jax.run.fine_tune import fine_tune, fine_tuned_model
 from ragen_jax.run.fine_tune_updates import Interrupted, batch_rows
-from ragen_jax.run.load import load_policy
+from ragen_jax.run.load import load_policy, load_reference
 from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.medium
@@ -185,6 +185,24 @@ def test_training_starts_from_the_fine_tuned_model(model, tmp_path, monkeypatch)
     load_policy(config, tmp_path)
     untouched = load_policy(config_of(model, **{"warmstart.fine_tune": False}), None)
     assert not np.array_equal(untouched.params["embed"], policy.params["embed"])
+
+
+def test_a_teacher_is_fine_tuned_as_the_policy_is(model, tmp_path, monkeypatch):
+    """Without styles of its own it is the initial policy, with others another model."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    styles = dict(grounded=0.5, template=0.5)
+    config = config_of(
+        model,
+        **{"warmstart.styles": styles, "warmstart.max_updates": 3},
+        **{"algorithm.kl_coef": 1.0, "algorithm.kl_reference": "warmstart"},
+    )
+    policy = load_policy(config, None)
+    for teacher_styles, equal in (({}, True), (dict(grounded=1.0), False)):
+        lab = dataclasses.replace(config.lab, teacher_styles=teacher_styles)
+        _, params = load_reference(dataclasses.replace(config, lab=lab), policy)
+        same = jax.tree.map(lambda a, b: bool((a == b).all()), params, policy.params)
+        assert all(jax.tree.leaves(same)) == equal
+    assert len(list((tmp_path / "cache/ragen_jax/models").glob("sft_*/policy"))) == 2
 
 
 def test_lora_trains_adapters_and_merges_them(model, cache, tmp_path):
