@@ -84,7 +84,9 @@ DIAGNOSIS = {"diagnose.trajectory_samples": 24}
 DIAGNOSIS_OF_ONE_TURN = {"diagnose.every": 3, "diagnose.trajectory_samples": 8}
 
 # Environments whose expert writes sentences, which a language model can imitate (`narrate`).
-NARRATING_ENVIRONMENTS = ("sokoban", "frozen_lake", "countdown", "bandit", "metamathqa")
+NARRATING_ENVIRONMENTS = (
+    *("sokoban", "frozen_lake", "countdown", "bandit", "metamathqa", "search_qa"),
+)
 # Settings of SMALL_LLMS that differ from configs/base.py, for two CPU cores.
 SMALL = {
     "env.prompt": "brief",

@@ -16,7 +16,7 @@ llm
     As below, for any Qwen, Llama 3 or Gemma 3 model given by --config.model.path. Its size and the
     devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 smollm2-135m, smollm2-360m, smollm2-1.7b
-    Small language models with brief prompts. Not trained here yet.
+    Small language models with brief prompts, which first imitate the solver (docs/cli.md).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
 qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b, qwen3.5-9b,
 gemma3-270m, gemma3-1b, gemma3-4b, qwen3-30b-a3b

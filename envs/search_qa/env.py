@@ -7,7 +7,7 @@ answer; any other text counts as an answer. The number of searches is limited by
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ragen_jax.envs.search_qa.retrieve import BM25, MAX_QUERY, Retriever, check_
 from ragen_jax.envs.search_qa.retrievers import SOURCES, check_sources, open_retriever
 from ragen_jax.envs.search_qa.score import score_answer
 from ragen_jax.envs.search_qa.world import Link
+from ragen_jax.envs.styles import Style, make_styles
 from ragen_jax.envs.types import Resident, Step
 
 TAG = 0x5EA2C402  # tag of the `Draws` of a question
@@ -48,6 +49,7 @@ Answer the question by searching an encyclopedia, perhaps several times. The ans
 search[query] shows documents; finish[answer] ends the task with a short answer, such as a name. \
 Any other text counts as the final answer."""
 
+_UNKNOWN = "The answer is not known yet."  # what `narrate` says without a fact and a plan
 _FORMAT_HINT = "Say search[query] or finish[answer]."
 # ASCII, because in Unicode a letter may match another's capital ("\u017f" matches "s").
 _CLAIM = re.compile(
@@ -258,6 +260,35 @@ class SearchQA:
         parts = [f"{link.relation} of {link.x} is {link.y}" for link in known[-1:]]
         parts += [f"find {link.relation} of {link.x}" for link in rest[:1]]
         return " ".join(parts)
+
+    def narrate(self, state: SearchState, plan: Sequence[str]) -> str:
+        """Return the reasoning of `explain` in sentences.
+
+        For example "The birthplace of Marwyn is Corford. The next thing to find is the mayor of
+        Corford."; before a final answer "The mayor of Corford is Norric. The answer is Norric.".
+        """
+        chain, rest = state.question.chain, self._rest(state)
+        known = chain[: len(chain) - len(rest)][-1:]
+        sentences = [f"The {link.claim()}." for link in known]
+        if not plan:
+            return " ".join(sentences) or _UNKNOWN
+        if rest:
+            sentences.append(f"The next thing to find is the {rest[0].relation} of {rest[0].x}.")
+        else:
+            sentences.append(f"The answer is {state.question.answers[0]}.")
+        return " ".join(sentences)
+
+    @property
+    def sentence_styles(self) -> Mapping[str, Style]:
+        """Reasoning styles in sentences, for `warmstart.styles` of a language model."""
+        if self._file_questions is not None:
+            pattern = rf"The answer is (?s:.+)\.|{re.escape(_UNKNOWN)}"
+            return make_styles(self.narrate, pattern, "The")
+        name, fact = "[A-Z]?[a-z]+", f"(?:{'|'.join(world.KIND_OF)}) of [A-Z][a-z]+"
+        known = rf"The {fact} is (?:the )?{name}\."
+        then = rf"The next thing to find is the {fact}\.|The answer is {name}\."
+        pattern = rf"{known}(?: (?:{then}))?|{then}|{re.escape(_UNKNOWN)}"
+        return make_styles(self.narrate, pattern, "The")
 
     def _rest(self, state: SearchState) -> tuple[Link, ...]:
         """Return the facts of the chain after the last fact that is shown."""

@@ -75,6 +75,11 @@ class Link:
         """Return the sentence that a passage has for the fact."""
         return RELATIONS[KIND_OF[self.relation]][self.relation][1].format(x=self.x, y=self.y)
 
+    def claim(self) -> str:
+        """Return the fact in the form that reasoning states it: "birthplace of Ann is Corford"."""
+        article = "the " if self.y in VALUES["animal"] else ""
+        return f"{self.relation} of {self.x} is {article}{self.y}"
+
 
 @dataclass(frozen=True)
 class World:

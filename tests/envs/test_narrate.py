@@ -14,12 +14,16 @@ from ragen_jax.envs.countdown.arithmetic import list_operations
 from ragen_jax.envs.metamathqa.env import Attempt
 from ragen_jax.envs.metamathqa.questions import Question
 from ragen_jax.envs.narration import describe_cells, enumerate_words
+from ragen_jax.envs.search_qa import Question as SearchQuestion
+from ragen_jax.envs.search_qa.env import SearchState
+from ragen_jax.envs.search_qa.world import Link
 from ragen_jax.envs.types import MultiPlanEnvironment, NarratingEnvironment, SentenceEnvironment
 
 pytestmark = pytest.mark.fast
 
 # Environment and options, a pattern of one fact, and a fact of the same form that is false.
 CELL, NUMBER = (r"\([0-9]+,[0-9]+\)", "(19,19)"), (r"[0-9]+(?:\.[0-9]+)?", "987")
+CLAIM = (r"The [a-z]+ of \w+ is (?:the )?\w+", "The mayor of Nowhere is Nobody")
 LAKE_FACT = (rf"{CELL[0]}|From [^.]+\.", CELL[1])  # a position, or the way to the goal
 CASES = [
     ("sokoban", {}, CELL),
@@ -33,6 +37,8 @@ CASES = [
     ("bandit", {"arms": 3, "pulls": 5, "told": False}, NUMBER),
     ("bandit", {"told": False, "names": "misleading"}, NUMBER),
     ("metamathqa", {"operations": (1, 6)}, NUMBER),
+    ("search_qa", {"things": 20}, CLAIM),
+    ("search_qa", {"hops": (3, 4)}, CLAIM),
 ]
 
 
@@ -64,7 +70,8 @@ def test_every_stated_fact_is_counted_and_a_false_one_is_false(name, options, fa
         shown, plan = environment.render(state), environment.solve(state) or ()
         text = environment.narrate(state, plan[:4])
         right, stated = environment.count_grounded(shown, text)
-        assert right == stated > 0
+        assert right == stated
+        assert stated > 0 or name == "search_qa" and not state.shown  # nothing is known yet
         if "size" not in options:  # `explain` is ambiguous about cells like (1,12)
             explained = environment.explain(state, plan)
             ways = 2 * (name == "frozen_lake")  # the way to the goal is stated only in sentences
@@ -75,7 +82,7 @@ def test_every_stated_fact_is_counted_and_a_false_one_is_false(name, options, fa
         numbers = list(re.finditer(fact[0], facts))
         assert environment.count_grounded(shown, facts) == (len(numbers), len(numbers))
         for number in numbers:
-            false = "From row 0 to 19: 19 Down." if " " in number[0] else fact[1]
+            false = fact[1] if "From" not in number[0] else "From row 0 to 19: 19 Down."
             wrong = facts[: number.start()] + false + facts[number.end() :]
             assert environment.count_grounded(shown, wrong) == (len(numbers) - 1, len(numbers))
 
@@ -93,6 +100,8 @@ ROOM = "######\n#__O_#\n#_P__#\n#_OXX#\n######"
 LAKE = "P__O\n_O__\n____\n__OG"
 ARMS = BanditState((Arm("Red Table", 10, 100), Arm("Blue Window", 100, 25)))
 FACTS = (("has", 12), ("gets", 6), ("makes", 2), ("splits", 3), ("gives", 3))
+CHAIN = (Link("Marwyn", "birthplace", "Corford"), Link("Corford", "emblem", "owl"))
+QUESTION = SearchQuestion("What is the emblem of ...?", ("owl",), "", 0, CHAIN)
 STORY = Attempt(Question("Anna has 12 pens. ...", "9", "", facts=FACTS))
 
 
@@ -132,6 +141,23 @@ def test_sentences_by_hand():
         "18*2=36. Anna splits them into 3 equal parts and keeps one: 36/3=12. Anna gives 3 away: "
         "12-3=9."
     )
+
+
+def test_sentences_about_what_was_found():
+    search = make_env("search_qa")
+    first = SearchState(QUESTION)
+    second = SearchState(QUESTION, "Marwyn", "Marwyn was born in Corford.")
+    third = SearchState(QUESTION, "Corford", "The emblem of Corford is the owl.")
+    assert search.narrate(first, search.solve(first)) == (
+        "The next thing to find is the birthplace of Marwyn."
+    )
+    assert search.narrate(second, search.solve(second)) == (
+        "The birthplace of Marwyn is Corford. The next thing to find is the emblem of Corford."
+    )
+    assert search.narrate(third, search.solve(third)) == (
+        "The emblem of Corford is the owl. The answer is owl."
+    )
+    assert search.narrate(first, ()) == "The answer is not known yet."
 
 
 def test_a_question_of_a_file_has_only_its_answer():

@@ -60,6 +60,7 @@ def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environ
         ("bandit", {"arms": 3}),
         ("bandit", {"pulls": 3, "told": False}),
         ("metamathqa", {"operations": (1, 6)}),
+        ("search_qa", {}),
     ],
 )
 def test_the_first_sentence_style_is_what_narrate_writes_and_no_other_reads_as_it(name, options):
