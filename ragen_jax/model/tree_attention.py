@@ -1,10 +1,13 @@
 """Attention over rows that are packed into one sequence as a prefix tree (prefix_tree.py).
 
-Axes: B packed sequences, T positions, Q blocks of positions, M blocks that one reads, R rows and U
-positions of a row, H heads, K key-value heads, D head width.
+Axes: B packed sequences, T positions, Q blocks of positions, C of them that are computed at a time,
+M blocks that one reads, X queries and Y keys of a block for each key-value head, P positions of the
+trunk, N keys, R rows and U positions of a row, H heads, K key-value heads, D head width.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -27,7 +30,8 @@ class Tree:
     """
 
     end_BT: Array  # int32, the position after the last that reads this one
-    # For the plain form: the blocks of keys that each block of queries reads any of; -1: none.
+    # For the plain form: the blocks of keys after the trunk that each block of queries after it
+    # reads any of; -1: none.
     keys_BQM: Array | None = None
     # For kernels: the packed position of each position of each row, and one of these R * U
     # positions for each packed position; int32.
@@ -36,6 +40,16 @@ class Tree:
     # int32, the number of positions before each on its path; set by models with windows.
     depth_BT: Array | None = None
     block: int = flax.struct.field(pytree_node=False, default=0)  # positions; 0 for kernels
+    # For the plain form: the number of first blocks of keys, with which all queries are multiplied.
+    trunk: int = flax.struct.field(pytree_node=False, default=0)
+
+
+class Partial(NamedTuple):
+    """Attention to a part of the keys; the sums over keys are float32."""
+
+    values_BKQXD: jax.Array  # sum of exp(score - most) * value
+    total_BKQX: jax.Array  # sum of exp(score - most)
+    most_BKQX: jax.Array  # largest score
 
 
 def attend_tree(
@@ -47,26 +61,174 @@ def attend_tree(
 ) -> jax.Array:
     """Return attention over the paths of a tree, in the shape of the queries.
 
-    Each block of queries reads the blocks of keys of its list. In larger trees, a few blocks of
-    queries are computed at a time, whose scores stay in the cache; the backward pass computes the
-    scores again.
+    All queries are multiplied with the trunk, and each block of queries after it with the blocks of
+    keys of its list: XLA's CPU backend uses several cores for a large product, and only one for
+    many small products.
 
     Args:
       q_BTHD, k_BTKD, v_BTKD: [.., heads, D] with any axes in front that hold the B * T positions.
     """
     assert tree.keys_BQM is not None
-    (B, Q, M), block = tree.keys_BQM.shape, tree.block
+    (B, T), block, trunk = tree.end_BT.shape, tree.block, tree.trunk
     (H, D), K = q_BTHD.shape[-2:], k_BTKD.shape[-2]
-    groups = H // K
-    scores = H * M * block**2  # of a block of queries
-    # Blocks of queries at a time.
-    step = Q if B * Q * scores <= WHOLE_TREE else min(Q, max(1, TREE_SCORES // scores))
-    steps = -(-Q // step)
+    Q, groups = T // block, H // K
 
     def by_head(x, groups):
         """Return [B, K, Q, groups * block, D]."""
         x = x.reshape(B, Q, block, K, groups, D).transpose(0, 3, 1, 4, 2, 5)
         return x.reshape(B, K, Q, groups * block, D)
+
+    q_BKQXD, k_BKQYD, v_BKQYD = by_head(q_BTHD, groups), by_head(k_BTKD, 1), by_head(v_BTKD, 1)
+    listed = tree.keys_BQM.size // B
+    whole = B * H * block**2 * (Q * trunk + listed) <= WHOLE_TREE
+    found = _attend_lists(q_BKQXD[:, :, trunk:], k_BKQYD, v_BKQYD, tree, window, whole)
+    if trunk:
+        first = [(0, 0), (0, 0), (trunk, 0), (0, 0)]
+        lists = Partial(
+            jnp.pad(found.values_BKQXD, [*first, (0, 0)]),
+            jnp.pad(found.total_BKQX, first),
+            jnp.pad(found.most_BKQX, first, constant_values=MASKED),
+        )
+        found = _add(lists, _attend_trunk(q_BKQXD, k_BKQYD, v_BKQYD, tree, window, whole))
+    out = found.values_BKQXD / found.total_BKQX[..., None]
+    out = out.astype(v_BTKD.dtype).reshape(B, K, Q, groups, block, D)
+    return out.transpose(0, 2, 4, 1, 3, 5).reshape(q_BTHD.shape)
+
+
+def _add(a: Partial, b: Partial) -> Partial:
+    """Return the attention to the keys of both."""
+    most_BKQX = jnp.maximum(a.most_BKQX, b.most_BKQX)
+    of_a, of_b = jnp.exp(a.most_BKQX - most_BKQX), jnp.exp(b.most_BKQX - most_BKQX)
+    values_BKQXD = a.values_BKQXD * of_a[..., None] + b.values_BKQXD * of_b[..., None]
+    return Partial(values_BKQXD, a.total_BKQX * of_a + b.total_BKQX * of_b, most_BKQX)
+
+
+def _attend_lists(
+    q_BKQXD: jax.Array,
+    k_BKQYD: jax.Array,
+    v_BKQYD: jax.Array,
+    tree: Tree,
+    window: jax.Array | int | None,
+    whole: bool,
+) -> Partial:
+    """Return the attention of blocks of queries after the trunk to the keys of their lists."""
+    assert tree.keys_BQM is not None
+    (B, K, _, X, D), M, block = q_BKQXD.shape, tree.keys_BQM.shape[2], tree.block
+
+    def attend(q_BKCXD, keys_BCM, *rows_of_q):
+        C = keys_BCM.shape[1]
+        index_BN = jnp.maximum(keys_BCM, 0).reshape(B, C * M)
+
+        def read(x_BKQYD):
+            """Return the blocks of keys of each block of queries, [B * K * C, M * block, D]."""
+            x = x_BKQYD.reshape(B * K, *x_BKQYD.shape[2:])
+            return _take_blocks(x, jnp.repeat(index_BN, K, axis=0)).reshape(-1, M * block, D)
+
+        of_keys = [
+            take_along_rows(x.reshape(B, -1, block), index_BN).reshape(B, C, 1, M * block)
+            for x in _rows(tree, window)
+        ]
+        reads = _is_read(rows_of_q, of_keys, window)
+        reads &= jnp.repeat(keys_BCM >= 0, block, axis=2)[:, :, None]
+        score = score_keys(q_BKCXD.reshape(-1, X, D), read(k_BKQYD))
+        return _weigh(score, reads, read(v_BKQYD), q_BKCXD.shape)
+
+    inputs = [(q_BKQXD, 2), (jnp.asarray(tree.keys_BQM), 1)]
+    inputs += [(x.reshape(B, -1, block)[:, tree.trunk :], 1) for x in _rows(tree, window)]
+    return _by_chunks(attend, inputs, X // block * K * M * block**2, whole)
+
+
+def _attend_trunk(
+    q_BKQXD: jax.Array,
+    k_BKQYD: jax.Array,
+    v_BKQYD: jax.Array,
+    tree: Tree,
+    window: jax.Array | int | None,
+    whole: bool,
+) -> Partial:
+    """Return the attention of all queries to the keys of the trunk."""
+    B, K, _, X, D = q_BKQXD.shape
+    P, block = tree.trunk * tree.block, tree.block
+    k_trunk, v_trunk = (x.reshape(B * K, -1, D)[:, :P] for x in (k_BKQYD, v_BKQYD))
+    of_keys = [x[:, None, None, :P] for x in _rows(tree, window)]
+
+    def attend(q_BKCXD, *rows_of_q):
+        score = score_keys(q_BKCXD.reshape(B * K, -1, D), k_trunk)
+        return _weigh(score, _is_read(rows_of_q, of_keys, window), v_trunk, q_BKCXD.shape)
+
+    inputs = [(q_BKQXD, 2), *((x.reshape(B, -1, block), 1) for x in _rows(tree, window))]
+    return _by_chunks(attend, inputs, K * X * P, whole)
+
+
+def _rows(tree: Tree, window: jax.Array | int | None) -> list[jax.Array]:
+    """Return the position, the end and, with a window, the depth of each position, [B, T]."""
+    end_BT = jnp.asarray(tree.end_BT)
+    rows = [jnp.broadcast_to(jnp.arange(end_BT.shape[1]), end_BT.shape), end_BT]
+    if window is not None:
+        assert tree.depth_BT is not None
+        rows.append(jnp.asarray(tree.depth_BT))
+    return rows
+
+
+def _is_read(
+    of_q: Sequence[jax.Array], of_keys: Sequence[jax.Array], window: jax.Array | int | None
+) -> jax.Array:
+    """Return which keys each query reads, bool [B, C, block, N].
+
+    Args:
+      of_q: `_rows` of the queries, [B, C, block].
+      of_keys: `_rows` of the keys, [B, C or 1, 1, N].
+    """
+    at_q, _, *depth_q = (x[..., None] for x in of_q)
+    at_k, end_k, *depth_k = of_keys
+    reads = (at_k <= at_q) & (at_q < end_k)
+    for q, k in zip(depth_q, depth_k, strict=True):
+        assert window is not None
+        reads &= q - k < window
+    return reads
+
+
+def _weigh(
+    score: jax.Array, reads: jax.Array, values: jax.Array, shape: tuple[int, ...]
+) -> Partial:
+    """Return attention given its scores.
+
+    Args:
+      score: [n, .., N], for values [n, N, D].
+      reads: bool [B, C, block, N].
+      shape: (B, K, C, groups * block, D).
+    """
+    (B, K, C, X, _), (block, N) = shape, reads.shape[2:]
+    reads = jnp.broadcast_to(reads[:, None, :, None], (B, K, C, X // block, block, N))
+    score = jnp.where(reads.reshape(B, K, C, X, N), score.reshape(B, K, C, X, N), MASKED)
+    most = jax.lax.stop_gradient(score).max(-1)
+    weight = jnp.exp(score - most[..., None])
+    found = mix_values(weight.reshape(len(values), -1, N), values)
+    return Partial(found.reshape(shape), weight.sum(-1), most)
+
+
+def _by_chunks(
+    attend: Callable[..., Partial],
+    inputs: Sequence[tuple[jax.Array, int]],
+    scores: int,
+    whole: bool,
+) -> Partial:
+    """Return `attend` of all blocks of queries.
+
+    If they are not computed at once, a few are computed at a time, whose scores stay in the cache;
+    the backward pass computes the scores again.
+
+    Args:
+      inputs: (array, its axis of blocks of queries).
+      scores: scores per block of queries.
+      whole: whether all are computed at once.
+    """
+    array, axis = inputs[0]
+    Q = array.shape[axis]
+    if whole:
+        return attend(*(x for x, _ in inputs))
+    step = min(Q, max(1, TREE_SCORES // scores))
+    steps = -(-Q // step)
 
     def split(x, axis):
         """Return `steps` slices of blocks of queries; those past the last are zero."""
@@ -75,49 +237,17 @@ def attend_tree(
         x = x.reshape(*x.shape[:axis], steps, step, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
-    q_BKQXD, k_BKQYD, v_BKQYD = by_head(q_BTHD, groups), by_head(k_BTKD, 1), by_head(v_BTKD, 1)
-    end_BQY = tree.end_BT.reshape(B, Q, block)
-    depth_BQX = None
-    if window is not None:
-        assert tree.depth_BT is not None
-        depth_BQX = tree.depth_BT.reshape(B, Q, block)
+    def join(x):
+        """Return [B, K, Q, ..] of slices [steps, B, K, step, ..]."""
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(*x.shape[:2], steps * step, *x.shape[4:])[:, :, :Q]
 
-    def read(x, index_BN):
-        """Return the blocks of keys of each block of queries, [B * K * step, M * block, D]."""
-        x = _take_blocks(x.reshape(B * K, *x.shape[2:]), jnp.repeat(index_BN, K, axis=0))
-        return x.reshape(B * K * step, M * block, D)
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def attend_step(_, chunk):
+        return None, attend(*chunk)
 
-    def attend_step(_, step_inputs):
-        q_BKCXD, keys_BCM, first, *depth_of_q = step_inputs
-        index_BN = jnp.maximum(keys_BCM, 0).reshape(B, step * M)
-        at_q = (first + jnp.arange(step * block)).reshape(step, block, 1)
-        at_k = (index_BN[..., None] * block + jnp.arange(block)).reshape(B, step, 1, M * block)
-        end = take_along_rows(end_BQY, index_BN).reshape(at_k.shape)
-        real = jnp.repeat(keys_BCM >= 0, block, axis=2)[:, :, None]
-        reads = real & (at_k <= at_q) & (at_q < end)  # [B, C, block, M * block]
-        for depth_BCX in depth_of_q:
-            assert depth_BQX is not None
-            depth = take_along_rows(depth_BQX, index_BN).reshape(at_k.shape)
-            reads = reads & (depth_BCX[..., None] - depth < window)
-        reads = jnp.broadcast_to(
-            reads[:, None, :, None], (B, K, step, groups, *reads.shape[2:])
-        ).reshape(B * K * step, groups * block, M * block)
-        score = score_keys(q_BKCXD.reshape(-1, groups * block, D), read(k_BKQYD, index_BN))
-        score = jnp.where(reads, score, MASKED)
-        weight = jnp.exp(score - jax.lax.stop_gradient(score).max(-1, keepdims=True))
-        out = mix_values(weight, read(v_BKQYD, index_BN)) / weight.sum(-1, keepdims=True)
-        return None, out.astype(v_BTKD.dtype).reshape(q_BKCXD.shape)
-
-    first = jnp.arange(steps) * step * block
-    inputs = split(q_BKQXD, 2), split(tree.keys_BQM, 1), first
-    if depth_BQX is not None:
-        inputs = *inputs, split(depth_BQX, 1)
-    if steps == 1:
-        out = attend_step(None, jax.tree.map(lambda x: x[0], inputs))[1][None]
-    else:
-        _, out = jax.lax.scan(jax.checkpoint(attend_step, prevent_cse=False), None, inputs)
-    out = jnp.moveaxis(out, 0, 2).reshape(B, K, steps * step, groups, block, D)[:, :, :Q]
-    return out.transpose(0, 2, 4, 1, 3, 5).reshape(q_BTHD.shape)
+    _, found = jax.lax.scan(attend_step, None, tuple(split(x, axis) for x, axis in inputs))
+    return jax.tree.map(join, found)
 
 
 @jax.custom_vjp

@@ -191,8 +191,8 @@ def micro_batch_structs(
     tree = None
     if shapes.block:
         if grouping.attention == "xla":
-            keys = struct(P, L // shapes.block, sizes.keys)
-            tree = Tree(struct(P, L), keys, block=shapes.block)
+            keys = struct(P, L // shapes.block - sizes.trunk, sizes.keys)
+            tree = Tree(struct(P, L), keys, block=shapes.block, trunk=sizes.trunk)
         else:
             path = struct(P, grouping.tree_rows, sizes.width)
             tree = Tree(struct(P, L), path_BRU=path, owner_BT=struct(P, L))

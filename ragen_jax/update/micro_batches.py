@@ -182,7 +182,7 @@ def _trees(
             tokens_XL.reshape(A, P, L),
             source_XE.reshape(A, P, E),
             target_XE.reshape(A, P, E),
-            Tree(end_XL.reshape(A, P, L), block=block, **tree),
+            Tree(end_XL.reshape(A, P, L), block=block, trunk=sizes.trunk if block else 0, **tree),
             None if experts is None else experts.reshape(A, P, L, -1),
         ),
         entry_XKW.reshape(A, P * K, W),
@@ -192,13 +192,14 @@ def _trees(
 
 
 def _keys(trees: Sequence[TreeSequence], X: int, sizes: Sizes, block: int) -> dict[str, np.ndarray]:
-    """Return the blocks of keys of `Tree`, for X sequences; empty ones read their own."""
-    Q = sizes.length // block
-    keys_XQM = np.full((X, Q, sizes.keys), -1, np.int32)
+    """Return `Tree.keys_BQM` of X sequences; in empty ones, each block reads itself."""
+    Q, trunk = sizes.length // block, sizes.trunk
+    keys_XQM = np.full((X, Q - trunk, sizes.keys), -1, np.int32)
     for x in range(X):
         reads_QQ = trees[x].reads_QQ if x < len(trees) else np.eye(Q, dtype=bool)
-        queries, keys = np.nonzero(reads_QQ)
-        keys_XQM[x, queries, (np.cumsum(reads_QQ, axis=1) - 1)[queries, keys]] = keys
+        listed = reads_QQ[trunk:, trunk:]
+        queries, keys = np.nonzero(listed)
+        keys_XQM[x, queries, (np.cumsum(listed, axis=1) - 1)[queries, keys]] = keys + trunk
     return {"keys_BQM": keys_XQM}
 
 

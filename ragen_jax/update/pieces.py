@@ -39,11 +39,11 @@ class TokenRows:
 
     @functools.cached_property
     def block(self) -> int:
-        """Positions per block of a tree's attention: a power of two, a third of a short row.
+        """Positions per block of a tree's attention: a power of two, a fifth to a tenth of a row.
 
         Larger blocks are multiplied faster, smaller ones hold fewer keys outside of a path.
         """
-        return 1 << min(max((self.width // 5).bit_length(), 3), 7)
+        return 1 << min(max((self.width // 10).bit_length(), 3), 7)
 
     @property
     def width(self) -> int:
@@ -102,7 +102,8 @@ class Sizes:
     length: int  # positions per sequence
     reads: int  # predictions per shard
     width: int = 0  # positions per row, in trees
-    keys: int = 0  # blocks of keys that a block of queries reads, in trees
+    keys: int = 0  # blocks of keys after the trunk that a block of queries reads, in trees
+    trunk: int = 0  # first blocks of keys, which most blocks of queries read, in trees
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,9 @@ Item = TypeVar("Item")
 # Sequences of a half would fill hardly more of the positions, for half as many programs again.
 LONGEST = (1, 2, 3, 4, 6, 8)
 PARTS = (1.0, 0.75)
+TRUNK = 0.65  # blocks of the trunk, if there is any, over those of a row
+TRUNK_COST = 0.5  # time per block of the trunk, over that per block of a list
+WORTH_OF_TRUNK = 0.9  # the most time that attention with a trunk takes, over that without
 SLACK = 1.02  # predictions per position of a sequence that is filled, over the mean
 
 
@@ -136,23 +139,44 @@ def pack_trees(bins: Bins, rows: TokenRows, grouping: Grouping, row_positions: i
         for cut in cuts
     ]
     everything = [(n, tree) for cut in trees for n, some in cut.items() for tree in some]
-    # Equally many for all lengths, and usually for all steps, so that few programs are needed.
-    needed = max(int(tree.reads_QQ.sum(1).max()) for _, tree in everything)
-    usual = rows.width // rows.block  # of a row by itself; each branch may add one
-    usual += 2 + usual // 8
-    keys = math.ceil(usual * max(2, math.ceil(2 * needed / usual)) / 2)
+    trunk, keys = _key_counts([tree.reads_QQ for _, tree in everything], rows.width // rows.block)
     of_piece = grouping.micro_batches * grouping.shards  # sequences of a piece
     pieces = []
     for cut in trees:
         pieces.append([])
         for length, some in cut.items():
-            sizes = Sizes(length, reads[length], rows.width, keys)
+            sizes = Sizes(length, reads[length], rows.width, keys, trunk)
             for start in range(0, len(some), of_piece):
                 here = tuple(some[start : start + of_piece])
                 pieces[-1].append(Piece(rows_of(x.packed.bin for x in here), sizes, here))
     positions = sum(piece.positions(grouping) for cut in pieces for piece in cut)
     distinct = sum(tree.packed.bin.positions for _, tree in everything)
     return Split(pieces, positions, distinct, row_positions)
+
+
+def _key_counts(reads: Sequence[np.ndarray], row_blocks: int) -> tuple[int, int]:
+    """Return (blocks of the trunk, blocks of keys after it that a block of queries reads).
+
+    They are the same for all lengths and, usually, for all steps, so that few programs are needed.
+
+    Args:
+      reads: `TreeSequence.reads_QQ` of each sequence.
+      row_blocks: blocks of a row by itself.
+    """
+    unit = max(2, row_blocks // 2)
+
+    def keys_after(trunk):
+        needed = max(int(reads_QQ[:, trunk:].sum(1).max(initial=0)) for reads_QQ in reads)
+        # Of a row by itself; each branch may add one, and a trunk has one branch.
+        keys = row_blocks - trunk + (1 if trunk else 2 + row_blocks // 8)
+        return keys + max(0, math.ceil((needed - keys) / unit)) * unit
+
+    trunk = round(TRUNK * row_blocks)
+    keys, without = keys_after(trunk), keys_after(0)
+    fits = all(trunk < len(reads_QQ) for reads_QQ in reads)
+    if fits and TRUNK_COST * trunk + keys <= WORTH_OF_TRUNK * without:
+        return trunk, keys
+    return 0, without
 
 
 def _sequence(packed: PackedBin, rows: TokenRows, length: int) -> TreeSequence:

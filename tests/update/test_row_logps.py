@@ -68,7 +68,7 @@ def test_fifty_calls_need_few_programs(policy):
     for _ in range(50):
         longest = int(rng.integers(20, T + 1))
         ragen_jax.row_logps(*policy, random_tree(rng, int(rng.integers(2, 200)), longest, V))
-    assert read_micro_batches._cache_size() - before <= 14
+    assert read_micro_batches._cache_size() - before <= 16
 
 
 @pytest.mark.parametrize(
