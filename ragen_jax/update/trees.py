@@ -161,13 +161,13 @@ def _key_counts(reads: Sequence[np.ndarray], row_blocks: int) -> tuple[int, int]
 
     Args:
       reads: `TreeSequence.reads_QQ` of each sequence.
-      row_blocks: blocks of a row by itself.
+      row_blocks: blocks of a single row.
     """
     unit = max(2, row_blocks // 2)
 
     def keys_after(trunk):
         needed = max(int(reads_QQ[:, trunk:].sum(1).max(initial=0)) for reads_QQ in reads)
-        # Of a row by itself; each branch may add one, and a trunk has one branch.
+        # Those of a single row; each branch may add one, and a trunk has one branch.
         keys = row_blocks - trunk + (1 if trunk else 2 + row_blocks // 8)
         return keys + max(0, math.ceil((needed - keys) / unit)) * unit
 

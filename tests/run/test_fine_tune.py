@@ -188,7 +188,7 @@ def test_training_starts_from_the_fine_tuned_model(model, tmp_path, monkeypatch)
 
 
 def test_a_teacher_is_fine_tuned_as_the_policy_is(model, tmp_path, monkeypatch):
-    """Without styles of its own it is the initial policy, with others another model."""
+    """Without teacher styles it is the initial policy; with them, it is another model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     styles = dict(grounded=0.5, template=0.5)
     config = config_of(
