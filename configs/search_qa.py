@@ -28,7 +28,9 @@ gemma3-270m, gemma3-1b, gemma3-4b, qwen3-30b-a3b
 With `path`, questions are drawn from a file instead of being generated (the released code's
 scripts/prepare_search_data.py writes the file for HotpotQA). `max_rows` is the number of first rows
 to use (released code: 20,000). `hops`, `things` and `worlds` are then ignored, and `corpus` is the
-file of documents that BM25 searches.
+file of documents that BM25 searches. The expert does not know which searches lead to the answers of
+such questions: set `warmstart.fine_tune=False`, or a language model imitates answers without
+searches.
 """
 
 from ml_collections import ConfigDict

@@ -255,9 +255,8 @@ class SearchQA:
         For example "birthplace of Marwyn is Corford find mayor of Corford". It does not reveal the
         rest of the plan, which nobody knows before reading; for a given question it is empty.
         """
-        rest = self._rest(state)
-        known = state.question.chain[: len(state.question.chain) - len(rest)]
-        parts = [f"{link.relation} of {link.x} is {link.y}" for link in known[-1:]]
+        known, rest = self._known(state), self._rest(state)
+        parts = [f"{link.relation} of {link.x} is {link.y}" for link in known]
         parts += [f"find {link.relation} of {link.x}" for link in rest[:1]]
         return " ".join(parts)
 
@@ -266,10 +265,10 @@ class SearchQA:
 
         For example "The birthplace of Marwyn is Corford. The next thing to find is the mayor of
         Corford."; before a final answer "The mayor of Corford is Norric. The answer is Norric.".
+        For a given question, whose chain is unknown, only the answer.
         """
-        chain, rest = state.question.chain, self._rest(state)
-        known = chain[: len(chain) - len(rest)][-1:]
-        sentences = [f"The {link.claim()}." for link in known]
+        rest = self._rest(state)
+        sentences = [f"The {link.claim()}." for link in self._known(state)]
         if not plan:
             return " ".join(sentences) or _UNKNOWN
         if rest:
@@ -289,6 +288,11 @@ class SearchQA:
         then = rf"The next thing to find is the {fact}\.|The answer is {name}\."
         pattern = rf"{known}(?: (?:{then}))?|{then}|{re.escape(_UNKNOWN)}"
         return make_styles(self.narrate, pattern, "The")
+
+    def _known(self, state: SearchState) -> tuple[Link, ...]:
+        """Return the latest known fact of the chain, if any."""
+        chain = state.question.chain
+        return chain[: len(chain) - len(self._rest(state))][-1:]
 
     def _rest(self, state: SearchState) -> tuple[Link, ...]:
         """Return the facts of the chain after the last fact that is shown."""
