@@ -139,16 +139,17 @@ def every_token(batch, *, replay=False):
     return TokenRows(batch.tokens_BT, inside_BT)
 
 
-def gradient_of(model, params, batch, *, trees):
+def gradient_of(model, params, batch, *, trees, micro_batch=MICRO_BATCH):
     """Return (function that computes the gradient of all rows, split, bytes of temporaries).
 
     Args:
       trees: whether rows share positions where that is worth it; False: the other form.
+      micro_batch: rows, or the positions of that many, that are computed at a time.
     """
     mesh = make_mesh(data=-1, fsdp=1, tensor=1)
     rows, rng = len(batch.weight_B), np.random.default_rng(0)
     advantage_BT = rng.normal(size=(rows, 1)).astype(np.float32) * batch.mask_BT
-    layout = MinibatchLayout(mesh, 1, MICRO_BATCH, rows)
+    layout = MinibatchLayout(mesh, 1, micro_batch, rows)
     with contextlib.ExitStack() as patches:
         if not trees:
             patches.enter_context(mock.patch.object(micro_batches, "WORTH_OF_TREES", 1.0))
@@ -180,7 +181,9 @@ def shared_prefixes(repeats, layers=MODEL.layers):
     """Gradients of rows that share prompts, rules or conversations: trees against plain rows.
 
     SmolLM2-135M with random weights, float32, micro-batches of 4 rows. The name of a line has the
-    ratio of the positions and of the temporary memory.
+    ratio of the positions and those of the temporary memory: with all rows at once, where the two
+    forms hold the same rows, and with the micro-batches, where they hold about the same number of
+    positions.
     """
     config = dataclasses.replace(MODEL, layers=layers)
     model, params, found, start = Qwen(config), random_params(config), [], time.monotonic()
@@ -188,10 +191,16 @@ def shared_prefixes(repeats, layers=MODEL.layers):
         batch = batch_of(function(np.random.default_rng(0), *sizes))
         ours, split, memory = gradient_of(model, params, batch, trees=True)
         other, plain, plain_memory = gradient_of(model, params, batch, trees=False)
+        rows = len(batch.weight_B)
+        whole, plain_whole = (
+            gradient_of(model, params, batch, trees=trees, micro_batch=rows)[2]
+            for trees in (True, False)
+        )
         positions = split.row_positions / split.distinct
         found.append(
             Row(
-                name=f"{name}: positions {positions:.2f}, memory {plain_memory / memory:.2f} "
+                name=f"{name}: positions {positions:.2f}, memory {plain_whole / whole:.2f} "
+                f"({whole / 2**30:.1f} GiB), of micro-batches {plain_memory / memory:.2f} "
                 f"({memory / 2**30:.1f} GiB), difference {apart(ours(), other()):.0e}",
                 other_name="plain rows",
                 work=plain.row_positions,

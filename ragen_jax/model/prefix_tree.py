@@ -103,8 +103,8 @@ def cut_tree(
         best = cost[start + 1] + longest * weight + positions[0], start + 1, longest
         for length, most in room.items():
             fits = min(
-                np.searchsorted(positions, length, side="right"),
-                np.searchsorted(predictions, most, side="right"),
+                positions.searchsorted(length, side="right"),
+                predictions.searchsorted(most, side="right"),
             )
             if fits:
                 total = cost[start + 1 : start + 1 + fits] + length * weight + positions[:fits]

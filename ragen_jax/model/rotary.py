@@ -71,7 +71,20 @@ def rotary_angles(
     else:
         position = positions[..., None, None]
     angle = position.astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
+    angles = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+    angles = jax.lax.platform_dependent(angles, cpu=_compute_once, default=lambda x: x)
+    cos, sin = jnp.split(angles, 2, axis=-1)
+    return cos, sin
+
+
+def _compute_once(x: jax.Array) -> jax.Array:
+    """Return x, the result of a product, which XLA does not compute again wherever it is read.
+
+    XLA's CPU backend fuses cosine and sine into every loop that reads them, once for each head of
+    each layer; there, `optimization_barrier` does not prevent it. The product with the identity
+    matrix is exact.
+    """
+    return jnp.matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
 def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:

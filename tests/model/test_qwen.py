@@ -188,6 +188,16 @@ def test_only_relative_positions_matter(name):
     assert np.abs(np.asarray(k_shifted) - np.asarray(k)).max() > 0.1
 
 
+def test_angles_are_not_rounded_again():
+    position_BT = jnp.arange(2000)[None]
+    found = rotary.rotary_angles(position_BT, 16, 1e4)
+    angle = position_BT[..., None, None].astype(jnp.float32) * rotary.rotary_frequencies(
+        16, 1e4, None
+    )
+    np.testing.assert_array_equal(found[0], jnp.cos(angle))
+    np.testing.assert_array_equal(found[1], jnp.sin(angle))
+
+
 def test_rotate_by_hand():
     # D = 4, theta = 100: pairs (0, 2) and (1, 3) are rotated by position * (1, 0.1)
     x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 4)

@@ -19,7 +19,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.template import NOTICE
 from ragen_jax.model.token_bytes import token_bytes
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, ChatFormat, Reply, make_chat
+from ragen_jax.rollout.chat import CONTEXTS, FEW, ChatFormat, Reply, make_chat
 
 pytestmark = pytest.mark.fast
 
@@ -701,6 +701,15 @@ def test_an_id_beyond_the_tokenizer_is_read_as_an_invalid_reply(tokenizer):
     ids = [*encode(tokenizer, "a"), len(tokenizer), *encode(tokenizer, "</think>")]
     assert not chat.read(ids).valid
     assert "a" in chat.text(ids)
+
+
+@pytest.mark.parametrize("length", [0, 1, FEW - 1, FEW, 300])
+def test_short_and_long_texts_are_joined_alike(tokenizer, length):
+    chat = terse(tokenizer)
+    pieces = [*token_bytes(tokenizer), b"\xff"]  # the last: of an id without text
+    ids = np.random.default_rng(0).integers(0, len(pieces), length)
+    joined = b"".join(pieces[i] for i in ids)
+    assert chat.text(ids) == chat.text(ids.tolist()) == joined.decode("utf-8", errors="replace")
 
 
 def test_a_token_that_straddles_a_tag_is_outside_the_span():
