@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params

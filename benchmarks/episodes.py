@@ -12,7 +12,8 @@ import tempfile
 import jax
 import numpy as np
 
-from ragen_jax.config.build import build_chat, build_environment, tiny_shape
+from ragen_jax.config.build_environment import build_chat, build_environment
+from ragen_jax.config.build_model import tiny_shape
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params

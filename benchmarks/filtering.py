@@ -7,7 +7,8 @@ from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
 from ragen_jax.algorithm.batch import make_batch, take_rows
-from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import sokoban

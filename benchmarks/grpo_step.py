@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.curves import LAUNCH
 from benchmarks.llm import random_params
 from benchmarks.prefixes import MODEL
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import dataset
 from ragen_jax.model import hf

@@ -20,7 +20,7 @@ import openai
 
 import ragen_jax
 from benchmarks import gain
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import bandit, harness
 from ragen_jax.model import hf

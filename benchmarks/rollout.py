@@ -14,7 +14,7 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_budgets, build_chat, build_environment
+from ragen_jax.config.build_environment import build_budgets, build_chat, build_environment
 from ragen_jax.config.load import load_config
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.grpo_step import ROOT, measured
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import countdown
 from ragen_jax.model import hf

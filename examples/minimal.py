@@ -33,7 +33,7 @@ import ragen_jax
 from ragen_jax.algorithm.batch import make_batch, take_rows
 from ragen_jax.algorithm.losses import aggregate, kl, policy_loss
 from ragen_jax.algorithm.rewards import add_rewards
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.randomness import Purpose, generator, stream_key

@@ -31,7 +31,8 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.fields import is_within, unused_fields, warning
 from ragen_jax.config.load import load_config
 from ragen_jax.config.stored import fields_of, read_run_config

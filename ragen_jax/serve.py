@@ -23,7 +23,8 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_eval_sampling, build_meshes, build_model
+from ragen_jax.config.build_learner import build_eval_sampling
+from ragen_jax.config.build_model import build_meshes, build_model
 from ragen_jax.config.fields import is_within
 from ragen_jax.config.load import load_config
 from ragen_jax.configs.base import Config

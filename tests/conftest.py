@@ -35,7 +35,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.types import Episode, Turn

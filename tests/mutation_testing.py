@@ -47,7 +47,9 @@ MODULES = {
     "update/critic": "critic fields_learn train",
     "rollout/play": "play randomness",
     "diagnostics/regimes": "regimes fields_watch",
-    "config/build": "build config fields_start fields_learn learner tasks",
+    "config/build_environment": "build config fields_start tasks",
+    "config/build_model": "build config fields_start",
+    "config/build_learner": "build config fields_learn learner tasks",
     "config/per_task": "config fields_learn learner tasks",
     "run/workdir": "config train commands",
 }

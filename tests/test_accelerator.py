@@ -10,7 +10,7 @@ from benchmarks import __main__ as command
 from benchmarks import llm
 from benchmarks.accelerator import loop, measures, page, pieces
 from benchmarks.accelerator.pieces import Piece
-from ragen_jax.config.build import build_optimizer
+from ragen_jax.config.build_learner import build_optimizer
 from ragen_jax.configs.base import Optimizer
 from ragen_jax.model.lora import TARGETS, init_adapters
 

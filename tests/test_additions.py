@@ -13,7 +13,8 @@ import pytest
 from ragen_jax.algorithm import algorithms, filter, objectives
 from ragen_jax.algorithm.batch import make_batch, take_rows
 from ragen_jax.algorithm.rewards import add_rewards
-from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows

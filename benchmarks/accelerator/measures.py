@@ -24,7 +24,7 @@ from benchmarks.accelerator.pieces import MEAN, Case, step_config
 from benchmarks.grpo_step import build_tokenizer
 from benchmarks.lengths import length_shape
 from ragen_jax import train
-from ragen_jax.config.build import build_optimizer
+from ragen_jax.config.build_learner import build_optimizer
 from ragen_jax.configs.base import Optimizer
 from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params

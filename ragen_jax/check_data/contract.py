@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ragen_jax.config.build import resumable
+from ragen_jax.config.build_environment import resumable
 from ragen_jax.config.user_code import Frame, frames, user_frame
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (

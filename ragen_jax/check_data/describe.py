@@ -14,7 +14,7 @@ from ragen_jax.check_data.contract import (
 )
 from ragen_jax.check_data.plays import Plays, play
 from ragen_jax.check_data.prompts import describe_prompts, make_reader
-from ragen_jax.config.build import build_environment, build_limits
+from ragen_jax.config.build_environment import build_environment, build_limits
 from ragen_jax.config.fields import plays_heldout
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase

@@ -4,7 +4,8 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 
-from ragen_jax.config.build import build_chat, tiny_shape, tiny_tokenizer
+from ragen_jax.config.build_environment import build_chat, tiny_tokenizer
+from ragen_jax.config.build_model import tiny_shape
 from ragen_jax.configs.base import Config
 from ragen_jax.envs.types import Environment, Observation, State
 from ragen_jax.model import hf

@@ -19,15 +19,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
-from ragen_jax.config.build import (
-    build_loss,
-    build_meshes,
-    build_model,
-    build_optimizer,
-    check_layers,
-    tiny_shape,
-    tiny_tokenizer,
-)
+from ragen_jax.config.build_environment import tiny_tokenizer
+from ragen_jax.config.build_learner import build_loss, build_optimizer
+from ragen_jax.config.build_model import build_meshes, build_model, check_layers, tiny_shape
 from ragen_jax.config.per_task import has_critic, per_task_configs, teacher_path, turns_per_prompt
 from ragen_jax.configs.base import INITIAL, Config
 from ragen_jax.core import sharding
@@ -456,7 +450,7 @@ def moments(optimizer: optax.GradientTransformationExtraArgs, params: Params, me
 
 
 def adapters(config: Config, model: qwen.Qwen, mesh: Mesh) -> Params:
-    """Return LoRA's adapters as build.build_adapters makes them."""
+    """Return LoRA's adapters as build_model.build_adapters makes them."""
     settings = config.model.lora
     shapes = jax.eval_shape(
         lambda key: lora.init_adapters(

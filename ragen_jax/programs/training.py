@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.stages import Wrapped
 
 from ragen_jax.algorithm.bonus import weighs_entropy
-from ragen_jax.config.build import build_value_loss, needs_statistics
+from ragen_jax.config.build_learner import build_value_loss, needs_statistics
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from flax.core import FrozenDict
 
-from ragen_jax.config.build import (
+from ragen_jax.config.build_environment import (
     build_environment,
     build_styles,
     environment_settings,
@@ -41,7 +41,7 @@ def imitation_config(config: Config) -> Config:
     """Return the config of the demonstrations: env.options updated by warmstart.options.
 
     Raises:
-      ValueError: an environment cannot be imitated (build.tiny_words, `require_expert`), does not
+      ValueError: an environment cannot be imitated (`tiny_words`, `require_expert`), does not
         accept the options, or, for the tiny agent, has other words with them than in training.
     """
     if from_file(config):
@@ -128,7 +128,7 @@ def imitation_settings(config: Config) -> dict[str, Any]:
 
 def imitation_environment(config: Config) -> SolvableEnvironment:
     """Return the environment of config.env with the problems of the imitation split."""
-    # build.tiny_words refuses environments that cannot solve and explain their problems.
+    # `tiny_words` refuses environments that cannot solve and explain their problems.
     return cast(SolvableEnvironment, build_environment(config.env, "imitation"))
 
 

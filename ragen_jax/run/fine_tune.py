@@ -17,13 +17,9 @@ from typing import Any
 import jax
 
 from ragen_jax.algorithm.batch import make_batch
-from ragen_jax.config.build import (
-    build_chat,
-    build_learner,
-    build_meshes,
-    build_model,
-    environment_settings,
-)
+from ragen_jax.config.build_environment import build_chat, environment_settings
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes, build_model
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config, Reward
 from ragen_jax.core.progress import enter_phase

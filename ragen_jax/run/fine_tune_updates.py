@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from ragen_jax.config.build import build_budgets, build_limits, build_meshes
+from ragen_jax.config.build_environment import build_budgets, build_limits
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.per_task import is_due
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import duration, enter_phase

@@ -23,15 +23,14 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from ragen_jax.algorithm.batch import make_batch
-from ragen_jax.config.build import (
+from ragen_jax.config.build_environment import (
     build_budgets,
     build_chat,
     build_limits,
     environment_settings,
-    tiny_images,
-    tiny_shape,
     tiny_tokenizer,
 )
+from ragen_jax.config.build_model import tiny_images, tiny_shape
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config, Warmstart
@@ -90,7 +89,7 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
       cache: folder of generated models and data sets.
 
     Raises:
-      ValueError: an environment cannot be imitated (build.tiny_words, `imitation_config`).
+      ValueError: an environment cannot be imitated (`tiny_words`, `imitation_config`).
     """
     config = imitation_config(load_config(config))
     cache = cache_directory() if cache is None else Path(cache)

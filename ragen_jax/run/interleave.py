@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from ragen_jax.algorithm import batch as rows
-from ragen_jax.config.build import environment_settings
+from ragen_jax.config.build_environment import environment_settings
 from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import Batch, Episode

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_collections import ConfigDict
 
-from ragen_jax.config.build import (
-    build_adapters,
-    build_environment,
-    build_meshes,
-    build_model,
-    tiny_words,
-)
+from ragen_jax.config.build_environment import build_environment, tiny_words
+from ragen_jax.config.build_model import build_adapters, build_meshes, build_model
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs, teacher_path
 from ragen_jax.config.stored import read_run_config

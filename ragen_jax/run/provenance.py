@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from ragen_jax import envs
-from ragen_jax.config.build import hash_option_files
+from ragen_jax.config.build_environment import hash_option_files
 from ragen_jax.config.per_task import per_task_configs, teacher_path
 from ragen_jax.configs.base import WARMSTART, Config, Env
 from ragen_jax.core.domains import plain

@@ -7,13 +7,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import (
-    build_learner,
-    build_meshes,
-    check_images_ahead,
-    check_layers,
-    resumable,
-)
+from ragen_jax.config.build_environment import resumable
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes, check_images_ahead, check_layers
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.base import Config

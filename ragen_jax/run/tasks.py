@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from ragen_jax.config.build import (
+from ragen_jax.config.build_environment import (
     build_budgets,
     build_chat,
-    build_collecting,
     build_environment,
-    build_eval_sampling,
     build_limits,
-    build_penalties,
-    build_sampling,
     build_styles,
     environment_settings,
+)
+from ragen_jax.config.build_learner import (
+    build_collecting,
+    build_eval_sampling,
+    build_penalties,
+    build_sampling,
 )
 from ragen_jax.config.fields import plays_heldout
 from ragen_jax.config.per_task import per_task_configs, step_rows

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.build import build_model
+from ragen_jax.config.build_model import build_model
 from ragen_jax.configs.base import Config
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import make_mesh

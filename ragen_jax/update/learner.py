@@ -2,8 +2,8 @@
 
     select -> assign_credit -> update
 
-`Learner` holds the settings that stay the same from step to step; config/build.py builds it from a
-config.
+`Learner` holds the settings that stay the same from step to step; config/build_learner.py builds it
+from a config.
 
 Axes: G groups, K episodes per group, B rows, T tokens, E environments.
 """
@@ -648,7 +648,7 @@ def _attached(learner: Learner, adapters: Params) -> Params:
 
 
 def _require(x: Needed | None) -> Needed:
-    """Return x, which config/build.py and `select` set whenever the settings need it.
+    """Return x, which config/build_learner.py and `select` set whenever the settings need it.
 
     Raises:
       TypeError: x is None.

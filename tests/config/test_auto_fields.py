@@ -10,7 +10,8 @@ from cli_commands import call
 from ragen_jax import train
 from ragen_jax.config import command_line
 from ragen_jax.config.auto_fields import fill_auto_fields, has_open_fields
-from ragen_jax.config.build import build_environment, build_meshes
+from ragen_jax.config.build_environment import build_environment
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.fields import field
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import per_task_configs

@@ -1,4 +1,4 @@
-"""build.py: which config values reach which object, and the messages that refuse a config."""
+"""build_*.py: which config values reach which object, and the messages that refuse a config."""
 
 import dataclasses
 import types
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from ragen_jax.config import build
+from ragen_jax.config import build_environment, build_learner, build_model
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs import countdown, mixture, sokoban
 from ragen_jax.configs.base import Config
 from ragen_jax.core.domains import freeze
@@ -69,15 +70,17 @@ def test_settings_come_from_the_fields_of_their_names():
         critic__clip=0.6,
         algorithm__aggregation="seq-mean-token-sum",
     )
-    assert build.build_budgets(config) == Budgets(4, 9, 60)
-    assert build.build_sampling(config.rollout) == Sampling(0.7)
-    assert build.build_eval_sampling(config.eval) == Sampling(0.4, top_k=11, top_p=0.8, min_p=0.05)
-    limits = build.build_limits(config.env)
+    assert build_environment.build_budgets(config) == Budgets(4, 9, 60)
+    assert build_learner.build_sampling(config.rollout) == Sampling(0.7)
+    assert build_learner.build_eval_sampling(config.eval) == Sampling(
+        0.4, top_k=11, top_p=0.8, min_p=0.05
+    )
+    limits = build_environment.build_limits(config.env)
     assert (limits.time_limit, limits.workers) == (2.5, 6)
-    penalties = build.build_penalties(config)
+    penalties = build_learner.build_penalties(config)
     assert (penalties.format_penalty, penalties.max_length) == (-0.3, 60)
     assert penalties.overlong_buffer == 13
-    value_loss = build.build_value_loss(config)
+    value_loss = build_learner.build_value_loss(config)
     assert (value_loss.clip, value_loss.aggregation) == (0.6, "seq-mean-token-sum")
     assert value_loss.norm_length == 3 * 60  # a row has three turns
 
@@ -97,13 +100,13 @@ def test_the_loss_by_hand():
         algorithm__entropy_coef=0.44,
         algorithm__aggregation="token-mean",
     )
-    loss = build.build_loss(config)
+    loss = build_learner.build_loss(config)
     assert (loss.temperature, loss.objective, loss.clip_c) == (0.7, "gspo", None)
     assert (loss.clip_low, loss.clip_high, loss.norm_length) == (0.11, 0.22, 50)
     assert (loss.kl_coef, loss.kl_kind, loss.entropy_coef) == (0.33, "abs", 0.44)
-    in_reward = build.build_loss(configured(config, algorithm__kl_in="reward"))
+    in_reward = build_learner.build_loss(configured(config, algorithm__kl_in="reward"))
     assert in_reward.kl_coef == 0.0  # KL is charged only once
-    assert build.build_loss(configured(config, algorithm__clip_c=2.0)).clip_c == 2.0
+    assert build_learner.build_loss(configured(config, algorithm__clip_c=2.0)).clip_c == 2.0
 
 
 def test_credit_and_collecting_by_hand():
@@ -114,10 +117,10 @@ def test_credit_and_collecting_by_hand():
         algorithm__bi_level=True,
         algorithm__turn_gamma=0.7,
     )
-    credit = build.build_credit(config.algorithm, config.reward)
+    credit = build_learner.build_credit(config.algorithm, config.reward)
     assert (credit.name, credit.gamma, credit.lam) == ("ppo", 0.9, 0.8)
     assert (credit.bi_level, credit.turn_gamma) == (True, 0.7)
-    collecting = build.build_collecting(
+    collecting = build_learner.build_collecting(
         configured(seed=5, rollout__groups=12, env__pool=40, collect__max_rounds=3)
     )
     assert (collecting.groups, collecting.pool, collecting.seed) == (12, 40, 5)
@@ -126,9 +129,9 @@ def test_credit_and_collecting_by_hand():
 
 def test_equal_configs_share_an_optimizer():
     first, same = configured().optimizer, configured().optimizer
-    assert build.build_optimizer(first) is build.build_optimizer(same)
+    assert build_learner.build_optimizer(first) is build_learner.build_optimizer(same)
     other = configured(optimizer__max_grad_norm=0.123).optimizer
-    assert build.build_optimizer(other) is not build.build_optimizer(first)
+    assert build_learner.build_optimizer(other) is not build_learner.build_optimizer(first)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +149,13 @@ def test_equal_configs_share_an_optimizer():
 )
 def test_a_step_reads_its_rows_again_only_where_something_uses_it(fields, needed):
     off = dict(algorithm__kl_coef=0.0, algorithm__mismatch_cap=0.0, algorithm__zvp_coef=0.0)
-    assert build.needs_statistics(configured(**off | fields)) is needed
+    assert build_learner.needs_statistics(configured(**off | fields)) is needed
 
 
 @pytest.mark.parametrize("kl_coef, rank, held", [(0.1, 0, True), (0.1, 4, False), (0, 0, False)])
 def test_the_base_model_of_adapters_is_their_reference(kl_coef, rank, held):
     config = configured(algorithm__kl_coef=kl_coef, model__lora__rank=rank)
-    assert build.has_reference(config) is held
+    assert build_model.has_reference(config) is held
 
 
 # ------------------------------------------------------------------------------ environments
@@ -160,14 +163,14 @@ def test_the_base_model_of_adapters_is_their_reference(kl_coef, rank, held):
 
 def test_names_and_options_that_no_environment_has():
     config = configured(env__name="frozen")
-    assert refusal(build.build_environment, config.env, "train").startswith(
+    assert refusal(build_environment.build_environment, config.env, "train").startswith(
         "config.env.name: unknown environment 'frozen'; known: bandit, "
     )
     config = sokoban.get_config()
     with config.unlocked():
         config.env.options.boxes = 3
     config = configured(config)
-    assert refusal(build.build_environment, config.env, "train") == (
+    assert refusal(build_environment.build_environment, config.env, "train") == (
         "config.env.options of 'sokoban': environment 'sokoban' has no option 'boxes'; accepted: "
         "size, num_boxes, observation, min_solution, max_solution, tile"
     )
@@ -175,16 +178,16 @@ def test_names_and_options_that_no_environment_has():
 
 def test_a_pool_needs_problems_that_recur(monkeypatch):
     config = configured(sokoban.get_config(), env__pool=8)
-    build.build_environment(config.env, "train")
-    monkeypatch.setattr(build, "resumable", lambda environment: False)
-    assert refusal(build.build_environment, config.env, "train") == (
+    build_environment.build_environment(config.env, "train")
+    monkeypatch.setattr(build_environment, "resumable", lambda environment: False)
+    assert refusal(build_environment.build_environment, config.env, "train") == (
         "config.env.pool is 8; accepted: 0, because environment 'sokoban' cannot repeat a problem"
     )
 
 
 def test_text_of_an_answer_is_one_action():
     config = configured(countdown.get_config(), env__actions_per_turn=2)
-    assert refusal(build.build_environment, config.env, "train") == (
+    assert refusal(build_environment.build_environment, config.env, "train") == (
         "config.env.actions_per_turn is 2; accepted: 1, because in environment 'countdown' the "
         "whole answer is one action"
     )
@@ -192,10 +195,10 @@ def test_text_of_an_answer_is_one_action():
 
 def test_the_tiny_agent_knows_the_words_of_all_environments():
     config = configured(mixture.get_config("tiny"))
-    words = build.tiny_words(config)
+    words = build_environment.tiny_words(config)
     alone = [
-        set(build.build_environment(c.env, "train").words)
-        for c in build.per_task_configs(config).values()
+        set(build_environment.build_environment(c.env, "train").words)
+        for c in per_task_configs(config).values()
     ]
     assert len(alone) > 1 and set(words) == set.union(*alone)
     assert len(words) == len(set(words))
@@ -204,8 +207,8 @@ def test_the_tiny_agent_knows_the_words_of_all_environments():
 def test_an_environment_without_a_solver_has_no_tiny_agent(monkeypatch):
     config = configured(sokoban.get_config())
     plain = types.SimpleNamespace(words=("a",))
-    monkeypatch.setattr(build, "build_environment", lambda config, split: plain)
-    assert refusal(build.tiny_words, config) == (
+    monkeypatch.setattr(build_environment, "build_environment", lambda config, split: plain)
+    assert refusal(build_environment.tiny_words, config) == (
         "config.model.path is 'tiny', an agent that imitates a solver, but environment 'sokoban' "
         "has no solve, explain (envs/types.py, SolvableEnvironment); implement them, or train a "
         "language model: preset llm and --config.model.path=DIR_OR_HUB_ID"
@@ -224,8 +227,8 @@ def test_the_shape_of_the_tiny_agent():
         warmstart__kv_heads=2,
         warmstart__mlp_width=80,
     )
-    tokenizer = build.tiny_tokenizer(config)
-    shape = build.tiny_shape(config, tokenizer)
+    tokenizer = build_environment.tiny_tokenizer(config)
+    shape = build_model.tiny_shape(config, tokenizer)
     assert (shape.vocab_size, shape.width, shape.layers) == (len(tokenizer), 48, 3)
     assert (shape.heads, shape.kv_heads, shape.head_dim, shape.mlp_width) == (4, 2, 12, 80)
     assert shape.vision is None
@@ -239,8 +242,8 @@ def test_the_shape_of_a_tower():
         warmstart__tower_layers=2,
         warmstart__tower_width=48,
     )
-    tokenizer = build.tiny_tokenizer(config)
-    shape = build.tiny_shape(config, tokenizer)
+    tokenizer = build_environment.tiny_tokenizer(config)
+    shape = build_model.tiny_shape(config, tokenizer)
     assert shape.vision is not None and shape.image_tokens is not None
     assert (shape.vision.depth, shape.vision.hidden_size) == (2, 48)
     assert shape.vision.out_hidden_size == 64 and shape.vision.fullatt_block_indexes == (1,)
@@ -249,11 +252,11 @@ def test_the_shape_of_a_tower():
     ids = [tokens.start, tokens.pad, tokens.end]
     assert len(set(ids)) == 3 and max(ids) < len(tokenizer)
     narrow = configured(config, warmstart__tower_width=40)
-    assert refusal(build.tiny_shape, narrow, tokenizer) == (
+    assert refusal(build_model.tiny_shape, narrow, tokenizer) == (
         "config.warmstart.tower_width is 40; it must be a multiple of 16 (4 heads)"
     )
     mixed = configured(config, warmstart__kind="experts")
-    assert refusal(build.tiny_shape, mixed, tokenizer) == (
+    assert refusal(build_model.tiny_shape, mixed, tokenizer) == (
         "config.warmstart.kind is 'experts', but a tiny agent with a vision tower "
         "(warmstart.tower_layers=2) has dense layers; set it to dense"
     )
@@ -261,9 +264,10 @@ def test_the_shape_of_a_tower():
 
 def test_the_kinds_of_layers_of_the_tiny_agent():
     config = configured(sokoban.get_config(), warmstart__layers=3, warmstart__mlp_width=80)
-    tokenizer = build.tiny_tokenizer(config)
+    tokenizer = build_environment.tiny_tokenizer(config)
     dense, windowed, experts, hybrid = (
-        build.tiny_shape(configured(config, warmstart__kind=kind), tokenizer) for kind in KINDS
+        build_model.tiny_shape(configured(config, warmstart__kind=kind), tokenizer)
+        for kind in KINDS
     )
     assert dense.kinds == () and dense.family == "qwen2"
     assert [layer.attention for layer in windowed.kinds] == ["windowed", "full", "windowed"]
@@ -273,15 +277,15 @@ def test_the_kinds_of_layers_of_the_tiny_agent():
     assert [layer.attention for layer in hybrid.kinds] == ["linear", "full", "linear"]
     assert hybrid.delta == DeltaHeads(4, 4, 24, 24) and hybrid.output_gate
     short = configured(config, warmstart__layers=1, warmstart__kind="hybrid")
-    assert "config.warmstart.layers is 1" in refusal(build.tiny_shape, short, tokenizer)
+    assert "config.warmstart.layers is 1" in refusal(build_model.tiny_shape, short, tokenizer)
 
 
 def test_what_a_model_with_a_state_does_not_support_is_refused():
     shape = ModelConfig(40, 24, 8, 4, 2, 8, 20, **layer_kinds.hybrid(8))
     config = configured(diagnose__probe_mediation=True)
     why = "config.diagnose.probe_mediation is True, but layer 0 of the model is a linear"
-    assert refusal(build.check_layers, config, shape).startswith(why)
-    build.check_layers(config, SHAPE)
+    assert refusal(build_model.check_layers, config, shape).startswith(why)
+    build_model.check_layers(config, SHAPE)
 
 
 SHAPE = ModelConfig(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=8)
@@ -304,7 +308,7 @@ def test_kernels_are_those_of_the_platform():
         mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=[Device(0, platform=platform)])
         config = configured(model__attention=attention, model__dtype=dtype)
         shape = ModelConfig(**vars(SHAPE) | dict(head_dim=head_dim))
-        return build.build_model(config.model, shape, mesh).config.attention
+        return build_model.build_model(config.model, shape, mesh).config.attention
 
     assert built("cpu", "auto") == "xla"
     assert built("tpu", "auto", head_dim=64) == "splash" and built("tpu", "auto") == "xla"
@@ -320,7 +324,7 @@ def test_kernels_are_those_of_the_platform():
 def test_the_model_keeps_its_shape_and_takes_its_type_from_the_config():
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     config = configured(model__dtype="bfloat16", model__remat=False)
-    found = build.build_model(config.model, SHAPE, mesh).config
+    found = build_model.build_model(config.model, SHAPE, mesh).config
     assert (found.dtype, found.remat, found.width) == ("bfloat16", False, 8)
 
 
@@ -328,7 +332,7 @@ def test_the_model_keeps_its_shape_and_takes_its_type_from_the_config():
 
 
 def meshes(fields, devices):
-    training, sampling = build.build_meshes(configured(**fields), devices)
+    training, sampling = build_model.build_meshes(configured(**fields), devices)
     ids = [[device.id for device in mesh.devices.flat] for mesh in (training, sampling)]
     return dict(training.shape), dict(sampling.shape), *ids
 
@@ -425,10 +429,10 @@ def test_rates_depend_on_the_number_of_the_step_alone():
         optimizer__minibatches=2,
         critic__warmup_steps=3,  # GRPO has no critic
     )
-    found = [build.step_rates(config, step)[0] for step in (1, 2, 3, 4)]
+    found = [build_learner.step_rates(config, step)[0] for step in (1, 2, 3, 4)]
     falling = 0.8 * np.arange(6, 0, -1) / 6
     np.testing.assert_allclose(np.concatenate(found), [0.4, 0.8, *falling], rtol=1e-6)
     assert found[0].dtype == np.float32
-    np.testing.assert_array_equal(build.step_rates(config, 3)[0], found[2])
+    np.testing.assert_array_equal(build_learner.step_rates(config, 3)[0], found[2])
     constant = configured(config, optimizer__schedule="constant", optimizer__warmup_updates=0)
-    assert build.step_rates(constant, 1)[0].shape == (2,)  # one rate per minibatch
+    assert build_learner.step_rates(constant, 1)[0].shape == (2,)  # one rate per minibatch

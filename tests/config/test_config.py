@@ -16,7 +16,8 @@ from cli_commands import call
 from ml_collections import ConfigDict
 
 from ragen_jax.algorithm import filter, losses
-from ragen_jax.config.build import build_environment, environment_settings, step_rates
+from ragen_jax.config.build_environment import build_environment, environment_settings
+from ragen_jax.config.build_learner import step_rates
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import field
 from ragen_jax.config.load import load_config

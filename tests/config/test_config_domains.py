@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragen_jax import train
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import FIELDS, field, leaves, unused_fields, warning
 from ragen_jax.configs import bandit, base, countdown, mixture, sokoban, sudoku

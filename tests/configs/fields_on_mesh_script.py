@@ -17,7 +17,7 @@ import numpy as np
 from field_entries import configured
 from layer_kinds import mixture
 
-from ragen_jax.config.build import build_meshes
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.core.sharding import place_rows, shard_micro_batches
 from ragen_jax.model.layout import sampling_params, shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params

@@ -20,7 +20,8 @@ from shared_rows import NEVER
 
 from ragen_jax.algorithm import advantage
 from ragen_jax.algorithm.batch import take_rows
-from ragen_jax.config.build import build_learner, build_meshes, build_penalties
+from ragen_jax.config.build_learner import build_learner, build_penalties
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.core.sharding import rests_on_host

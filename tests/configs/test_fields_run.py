@@ -20,7 +20,7 @@ from field_entries import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.config.build import build_collecting
+from ragen_jax.config.build_learner import build_collecting
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.programs.monitor import THREAD
 from ragen_jax.rollout import pages as slot_pages

@@ -12,7 +12,8 @@ from device_processes import on_devices
 from field_entries import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
-from ragen_jax.config.build import build_chat, build_environment, build_model, tiny_words
+from ragen_jax.config.build_environment import build_chat, build_environment, tiny_words
+from ragen_jax.config.build_model import build_model
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.families import SHAPES

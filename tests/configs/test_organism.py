@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from ragen_jax.config.build import build_environment, build_styles, tiny_words
+from ragen_jax.config.build_environment import build_environment, build_styles, tiny_words
 from ragen_jax.config.check import check
 from ragen_jax.configs import countdown, organism
 from ragen_jax.core.sharding import make_mesh

@@ -16,7 +16,7 @@ import optax
 from one_call_updates import update_policy
 
 from ragen_jax.algorithm.batch import make_batch
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.sharding import make_mesh

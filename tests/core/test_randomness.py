@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from scipy.stats import chi2
 
 import ragen_jax
-from ragen_jax.config.build import build_budgets, build_learner
+from ragen_jax.config.build_environment import build_budgets
+from ragen_jax.config.build_learner import build_learner
 from ragen_jax.config.check import check
 from ragen_jax.configs import frozen_lake
 from ragen_jax.core.randomness import Purpose, generator, key_word, philox, stream_key

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
 
-from ragen_jax.config.build import build_chat
+from ragen_jax.config.build_environment import build_chat
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.cross_scoring import cross_score_pairs

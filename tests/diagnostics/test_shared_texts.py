@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import organism
 from ragen_jax.diagnostics.shared_texts import (
     SHOWN,

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ragen_jax import envs, train
-from ragen_jax.config.build import TINY_NEEDS
+from ragen_jax.config.build_environment import TINY_NEEDS
 from ragen_jax.configs import base, sokoban
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 from ragen_jax.run.imitate import tiny_model

@@ -17,7 +17,7 @@ from chat_families import TOOL_TEMPLATE, family
 from cli_commands import call
 from transformers import AutoTokenizer
 
-from ragen_jax.config.build import build_chat, build_environment, build_limits
+from ragen_jax.config.build_environment import build_chat, build_environment, build_limits
 from ragen_jax.configs import dataset as dataset_config
 from ragen_jax.core.types import Turn
 from ragen_jax.envs import make_env

@@ -15,7 +15,7 @@ import pytest
 
 from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.config.check import check
 from ragen_jax.configs import base, recipes
 from ragen_jax.configs import gymnasium as gymnasium_config

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 pytest.importorskip("reasoning_gym")
 
 from ragen_jax.config.auto_fields import fill_auto_fields
-from ragen_jax.config.build import build_chat, build_environment, environment_settings
+from ragen_jax.config.build_environment import build_chat, build_environment, environment_settings
 from ragen_jax.config.check import check
 from ragen_jax.configs import presets, reasoning_gym
 from ragen_jax.envs import ENVS, make_env

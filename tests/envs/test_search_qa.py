@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.configs import search_qa as config_file
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.problems import SPLITS

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from env_names import OURS
 
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.configs import base
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.model.tokenizer import build_tokenizer

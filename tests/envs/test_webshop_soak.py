@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_soak import GROWTH, HOSTILE, resident, said
 
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.configs import webshop
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.webshop import pages

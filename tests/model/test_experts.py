@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from layer_kinds import mixture
 from safetensors import safe_open
 
-from ragen_jax.config.build import build_model, check_layers
+from ragen_jax.config.build_model import build_model, check_layers
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
 from ragen_jax.model import config_json, experts, families, hf, lora, qwen

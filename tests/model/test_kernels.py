@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from layer_kinds import windowed
 
-from ragen_jax.config.build import build_model
+from ragen_jax.config.build_model import build_model
 from ragen_jax.configs import base
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import kernels

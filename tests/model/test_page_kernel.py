@@ -9,7 +9,7 @@ import layer_kinds
 import numpy as np
 import pytest
 
-from ragen_jax.config.build import build_meshes
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import sokoban
 from ragen_jax.model import attention, page_kernel, page_kernel_gpu, segments

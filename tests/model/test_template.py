@@ -13,7 +13,7 @@ import pytest
 from chat_families import FAMILIES, QWEN, QWEN3, Family, family
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.core.clean_text import clean_text
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import template

@@ -12,7 +12,8 @@ import pytest
 from shared_rows import NEVER, trees
 
 from ragen_jax import train
-from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.diagnostics.cross_scoring import (
     ScoredReply,

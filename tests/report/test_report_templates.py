@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated_runs import episode, write_run
 
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import organism
 from ragen_jax.envs.styles import UNGROUNDED
 from ragen_jax.report.page import write_report

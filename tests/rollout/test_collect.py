@@ -10,7 +10,7 @@ import pytest
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.algorithm.filter import ZERO_SCORE, group_scores
 from ragen_jax.algorithm.rewards import add_rewards
-from ragen_jax.config.build import build_collecting
+from ragen_jax.config.build_learner import build_collecting
 from ragen_jax.configs import base
 from ragen_jax.rollout.collect import collect, collect_groups, differ_in_reward
 

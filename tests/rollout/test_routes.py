@@ -11,7 +11,7 @@ from layer_kinds import mixture
 from test_slots import MIXTURE, collected, played_by
 
 from ragen_jax.algorithm.batch import make_batch, take_rows
-from ragen_jax.config.build import check_layers
+from ragen_jax.config.build_model import check_layers
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
 from ragen_jax.core.sharding import make_mesh

@@ -13,7 +13,8 @@ import pytest
 
 from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields
-from ragen_jax.config.build import build_learner, build_meshes, build_penalties
+from ragen_jax.config.build_learner import build_learner, build_penalties
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from device_processes import in_two_processes, on_devices
 
-from ragen_jax.config.build import build_meshes
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.configs import base
 from ragen_jax.storage.metrics_reader import read_metrics

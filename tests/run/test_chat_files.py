@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.config.build_environment import build_chat, build_environment
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import countdown
 from ragen_jax.model import hf, qwen

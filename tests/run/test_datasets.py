@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from ragen_jax.config.build import build_chat, build_environment, environment_settings
+from ragen_jax.config.build_environment import build_chat, build_environment, environment_settings
 from ragen_jax.configs import (
     bandit,
     countdown,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.load import load_config
 from ragen_jax.configs import countdown, sokoban, sudoku
 from ragen_jax.envs.countdown import Countdown

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import (
     bandit,
     countdown,

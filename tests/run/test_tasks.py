@@ -15,7 +15,9 @@ from cli_commands import ROOT, call
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.config.build import build_learner, build_meshes, tiny_words
+from ragen_jax.config.build_environment import tiny_words
+from ragen_jax.config.build_learner import build_learner
+from ragen_jax.config.build_model import build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.per_task import (
     per_task_configs,

@@ -9,7 +9,7 @@ import trainer_formats
 from cli_commands import call
 from tiny_episodes import FORM, episodes_of
 
-from ragen_jax.config.build import build_environment
+from ragen_jax.config.build_environment import build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.rollout.chat import make_chat

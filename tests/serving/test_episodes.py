@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.algorithm.batch import make_batch
-from ragen_jax.config.build import build_chat
+from ragen_jax.config.build_environment import build_chat
 from ragen_jax.core.types import Episode
 from ragen_jax.diagnostics.rollouts import request_metrics
 from ragen_jax.envs.harness.env import as_result

@@ -14,7 +14,8 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.algorithms import ALGORITHMS, DISTILL, OF_TOKENS
 from ragen_jax.algorithm.batch import take_rows
 from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
-from ragen_jax.config.build import build_learner, build_meshes, build_penalties, check_host_memory
+from ragen_jax.config.build_learner import build_learner, build_penalties
+from ragen_jax.config.build_model import build_meshes, check_host_memory
 from ragen_jax.config.load import load_config
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base, recipes

@@ -13,7 +13,8 @@ import pytest
 from device_processes import on_devices
 
 from ragen_jax.algorithm.batch import make_batch
-from ragen_jax.config.build import build_chat, tiny_images, tiny_shape, tiny_tokenizer
+from ragen_jax.config.build_environment import build_chat, tiny_tokenizer
+from ragen_jax.config.build_model import tiny_images, tiny_shape
 from ragen_jax.configs import sokoban
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.mediation import MEASURES, mediation_metrics
