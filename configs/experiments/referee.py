@@ -370,7 +370,7 @@ REFEREE_EXPERIMENTS |= {
             **{"steps": 20, "eval.every": 10, "diagnose.tags_every": 1},
             "diagnose.probe_every": 0,
         },
-        **LANGUAGE_FORM,
+        **(LANGUAGE_FORM | {"minutes": 8}),
     ),
     # The tiny agent's encyclopedias; a step has 32 episodes of up to four replies.
     "asking_language": dataclasses.replace(

@@ -66,7 +66,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
         value = adjusted.get(numbers[key])
         return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
-    counts = {name: len(stored_runs(report, name, EXPERIMENTS[name], suffix)) for name in REFEREE}
+    counts = {name: len(stored_runs(report, name, EXPERIMENTS[name], suffix)) for name in found}
     rows, missing = [], []
     for name, other in REFEREE.items():
         listed, counterparts = found[name], found.get(other)
@@ -76,12 +76,14 @@ def write_referee(report: Path, suffix: str = "") -> str:
         same = {v.claim: (other, i) for i, v in enumerate(counterparts or ())}
         for i, v in enumerate(listed):
             key = same.get(v.claim)
-            language = NOT_RUN if counterparts is None else ""
+            language, commands = NOT_RUN, [name]
             if key is not None:
                 language = f"{keyed[key].figures}: {word(key)}"
+                commands.append(key[0])
             cells = (
                 *(f"{v.claim} ([{name}]({name}.md))", v.source, v.figures, language),
-                *(word((name, i)), p((name, i)), command(name, EXPERIMENTS[name], counts[name])),
+                *(word((name, i)), p((name, i))),
+                "; ".join(command(x, EXPERIMENTS[x], counts[x]) for x in commands),
             )
             rows.append("| " + " | ".join(cells) + " |")
     decided = [key for key, v in keyed.items() if v.verdict in DECIDED]

@@ -218,7 +218,11 @@ def _before(runs: Runs, treatment: str) -> str:
             values.append((smooth[WINDOW - 1], np.interp(x.step, steps, smooth)))
         start, then = np.median(values, axis=0)
         parts.append(f"{what} {start:.2f} -> {then:.2f}")
-    lead = f" Spikes came {np.median(leads):.1f} steps before the loss (median)." if leads else ""
+    lead = ""
+    if leads:
+        steps = np.median(leads)
+        side = "before" if steps >= 0 else "after"
+        lead = f" Spikes came {abs(steps):.1f} steps {side} the loss (median)."
     return (
         f"{len(lost)} runs of {treatment} lost their success. From the first {WINDOW} steps to the "
         f"loss (medians): {', '.join(parts)}.{lead}"

@@ -56,6 +56,17 @@ def test_the_language_model_is_next_to_the_tiny_agent(tmp_path):
     assert len(verdicts(tmp_path)["lengths_language"]) == 3
 
 
+def test_a_row_has_the_commands_of_both_agents(tmp_path):
+    for name in ("spikes", "spikes_language"):
+        shutil.copy(DOCS / f"{name}.jsonl", tmp_path)
+    rows = [line for line in write_referee(tmp_path).splitlines() if line.startswith("| `inter")]
+    one, both = rows  # the language model has one of the two settings
+    tiny = "`lab run spikes`: 20 runs of 0.8 min on one core"
+    assert "| not run |" in one and one.endswith(f"| {tiny} |")
+    language = "`lab run spikes_language`: 6 runs of 8 min on 2 cores"
+    assert "not run" not in both and both.endswith(f"| {tiny}; {language} |")
+
+
 def test_the_rows_name_experiments_on_other_papers():
     for name, other in REFEREE.items():
         assert EXPERIMENTS[name].paper != RAGEN_2

@@ -66,9 +66,13 @@ def test_the_page_shows_every_run(tmp_path):
     text = write_page("spikes", tmp_path / "spikes.md", "run spikes", EXPERIMENT, world())
     assert "10 runs of RL alone lost their success." in text
     assert "misplaced tags per reply 0.05 -> 1.00" in text
+    assert "Spikes came 8.5 steps before the loss (median)." in text
     assert text.count("| entropy 0.1 |") == 10
     assert (tmp_path / "spikes.png").stat().st_size > 5000
     fine = {k: rows for k, rows in world().items() if k[1] == "interleaved imitation"}
     fine |= {(s, "RL alone", i): rows for (s, _, i), rows in fine.items()}
     text = write_page("spikes", tmp_path / "fine.md", "run spikes", EXPERIMENT, fine)
     assert "No run of RL alone lost its success." in text and "0 of 0 runs" in text
+    late = world(spike=18)
+    text = write_page("spikes", tmp_path / "late.md", "run spikes", EXPERIMENT, late)
+    assert "Spikes came 1.5 steps after the loss (median)." in text
