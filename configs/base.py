@@ -94,6 +94,7 @@ OWN_REFERENCE = ReadWhen(  # with LoRA, the base model is the reference
 )
 CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
 TOKEN_LEVEL = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
+FROM_REWARD = ReadWhen(("algorithm.name",), lambda name: name != algorithms.DISTILL)
 BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
 CLIP = ReadWhen(("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].clips)
 SECOND_CLIP = ReadWhen(
@@ -319,9 +320,9 @@ class Reward(Section):
     overlong_buffer: int = whole(0, 0, MAX_TOKENS)
     # Normalisation of returns for the algorithm; filters and logs use the undiscounted
     # return. identity | mean | mean_std | asymmetric_clip
-    normalize: str = one_of("identity", rewards.METHODS)
+    normalize: str = one_of("identity", rewards.METHODS, FROM_REWARD)
     # set to normalise over: state (the group) | environment | batch
-    grouping: str = one_of("state", rewards.GROUPINGS, NORMALIZATION)
+    grouping: str = one_of("state", rewards.GROUPINGS, NORMALIZATION, FROM_REWARD)
     # placement of unnormalised rewards: token | turn | episode
     level: str = one_of("turn", rewards.PLACEMENTS, TOKEN_LEVEL, NO_NORMALIZATION)
 
@@ -341,7 +342,7 @@ class Algorithm(Section):
     bi_level: bool = flag(False, CRITIC)  # ppo: GAE over turns, then over tokens within each turn
     turn_gamma: float = above(1.0, 0, 1, CRITIC, BI_LEVEL)  # discount per turn of bi_level
     # scale advantages by the group's std / largest std of the step
-    soft_weights: bool = flag(False)
+    soft_weights: bool = flag(False, FROM_REWARD)
     # ppo (dual clip) | gspo (sequence ratios) | cispo | reinforce (no ratio)
     objective: str = one_of("ppo", objectives.OBJECTIVES)
     clip_low: float = number(0.2, 0, 1, CLIP)  # lower bound of the ratio: 1 - clip_low

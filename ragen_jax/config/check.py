@@ -172,6 +172,12 @@ def check_algorithm(config: Config) -> None:
             "it learns from the KL to a teacher only; set algorithm.kl_reference to a model, "
             "kl_coef above 0 and kl_in='loss'",
         )
+    if a.name == DISTILL and a.zvp_coef:
+        refuse(
+            "algorithm.zvp_coef",
+            "its advantages come from rewards, of which algorithm.name=distill uses none; set it "
+            "to 0",
+        )
     if teacher_path(a) == WARMSTART and not (
         config.model.path == "tiny" or config.warmstart.fine_tune
     ):

@@ -98,8 +98,8 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     """Return (model, params) of algorithm.kl_reference; None if it is the initial policy.
 
     Raises:
-      ValueError: the model cannot be made or read, its tokens are not those of the policy, or the
-        policy reads images.
+      ValueError: the model cannot be made or read, its tokens are not those of the policy, it
+        reads fewer positions than the policy may fill, or the policy reads images.
     """
     name = teacher_path(config.algorithm)
     if name is None:
@@ -109,12 +109,23 @@ def load_reference(config: Config, policy: Policy) -> tuple[Qwen, Params] | None
     else:
         path = hf.resolve(policy_directory(name))
     tokenizer = hf.load_tokenizer(path)
-    sizes = hf.model_config(path).vocab_size, policy.model.config.vocab_size
+    teacher, own = hf.model_config(path), policy.model.config
+    sizes = teacher.vocab_size, own.vocab_size
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab() or sizes[0] != sizes[1]:
         raise ValueError(
             f"config.algorithm.kl_reference is {name!r}, whose vocabulary ({sizes[0]} ids) is not "
             f"that of the policy ({sizes[1]} ids); the KL compares their probabilities of the "
             "same tokens"
+        )
+    longest = max(
+        min(c.env.max_context or own.max_positions, own.max_positions)
+        for c in per_task_configs(config).values()
+    )
+    if teacher.max_positions < longest:
+        raise ValueError(
+            f"config.algorithm.kl_reference is {name!r}, which reads at most "
+            f"{teacher.max_positions} positions, but a prompt and its reply may have {longest}; "
+            f"set env.max_context={teacher.max_positions}, or name another teacher"
         )
     if policy.model.config.image_tokens is not None:
         raise ValueError(

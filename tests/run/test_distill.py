@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import ragen_jax
+from ragen_jax.config.check import check
+from ragen_jax.config.fields import unused_fields
 from ragen_jax.configs import organism, recipes, sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
@@ -97,6 +99,32 @@ def test_teachers_that_cannot_be_used_are_refused(agent, student, language_model
         config = config_of(student, teacher)
         with pytest.raises(ValueError, match=message):
             ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL)
+
+
+def test_advantages_from_rewards_are_refused_or_named(student, agent):
+    config = config_of(student, agent.directory)
+    names = ("algorithm.soft_weights", "reward.normalize", "reward.grouping", "filter.strategy")
+    unread = set(unused_fields(config, names))
+    assert unread == {"algorithm.soft_weights", "reward.normalize", "reward.grouping"}
+    config.algorithm.name = "grpo"
+    assert set(unused_fields(config, names)) == {"reward.grouping"}  # without normalisation
+    for name in ("zvp_coef", "virtual_rewards"):
+        config = config_of(student, agent.directory)
+        config.algorithm[name] = type(config.algorithm[name])(1)
+        with pytest.raises(ValueError, match=f"config.algorithm.{name} is 1"):
+            check(config)
+
+
+def test_a_teacher_must_read_what_the_student_may_write(agent, student, tmp_path):
+    shape = dataclasses.replace(agent.model.config, max_positions=100)
+    hf.save(tmp_path / "teacher", Qwen(shape), agent.params, agent.tokenizer)
+    config = config_of(student, tmp_path / "teacher")
+    message = "reads at most 100 positions, but a prompt and its reply may have 32768; set env.max_"
+    with pytest.raises(ValueError, match=message):
+        ragen_jax.train(config, workdir=tmp_path / "run", overrides=SMALL)
+    fields = SMALL | {"steps": 1, "env.max_context": 100}
+    ragen_jax.train(config, workdir=tmp_path / "run", overrides=fields)
+    assert len(rows_of(tmp_path / "run")) == 1
 
 
 def test_a_teacher_of_the_warm_start_imitates_its_own_styles(tmp_path, monkeypatch):
