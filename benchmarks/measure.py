@@ -1,9 +1,11 @@
 """Timing of two functions in turn, the limits of the machine, and the table of results."""
 
+import ctypes
 import dataclasses
 import json
 import os
 import statistics
+import sys
 import time
 
 import jax
@@ -68,6 +70,14 @@ def time_once(function, clock=time.perf_counter):
     start = clock()
     function()
     return clock() - start
+
+
+def give_back_freed_memory():
+    """Return freed memory to the system, which malloc keeps (ragen_jax/core/memory.py)."""
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):  # glibc
+            libc.malloc_trim(0)
 
 
 def limits(dtype="float32"):

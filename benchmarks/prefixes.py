@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks.llm import LOSS, random_params
-from benchmarks.measure import Row, compare
+from benchmarks.measure import Row, compare, give_back_freed_memory
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
 from ragen_jax.model.qwen import ModelConfig, Qwen
@@ -35,7 +35,8 @@ MODEL = ModelConfig(
     family="llama",
     qkv_bias=False,
 )
-MICRO_BATCH = 4
+MICRO_BATCH = 4  # rows per micro-batch
+FEWER = {"a conversation with 10 forks": 2}  # in 24 GiB; its rows have up to 1,024 tokens
 
 
 def groups(rng, prompts, members, prompt, reply):
@@ -139,7 +140,7 @@ def every_token(batch, *, replay=False):
     return TokenRows(batch.tokens_BT, inside_BT)
 
 
-def gradient_of(model, params, batch, *, trees, micro_batch=MICRO_BATCH):
+def gradient_of(model, params, batch, *, trees, micro_batch):
     """Return (function that computes the gradient of all rows, split, bytes of temporaries).
 
     Args:
@@ -180,17 +181,20 @@ def gradient_of(model, params, batch, *, trees, micro_batch=MICRO_BATCH):
 def shared_prefixes(repeats, layers=MODEL.layers):
     """Gradients of rows that share prompts, rules or conversations: trees against plain rows.
 
-    SmolLM2-135M with random weights, float32, micro-batches of 4 rows. The name of a line has the
-    ratio of the positions and those of the temporary memory: with all rows at once, where the two
-    forms hold the same rows, and with the micro-batches, where they hold about the same number of
-    positions.
+    SmolLM2-135M with random weights, float32, micro-batches of 4 rows (2 of forks). The name of a
+    line has the ratio of the positions and those of the temporary memory: with all rows at once,
+    where the two forms hold the same rows, and with the micro-batches, where they hold about the
+    same number of positions.
     """
     config = dataclasses.replace(MODEL, layers=layers)
     model, params, found, start = Qwen(config), random_params(config), [], time.monotonic()
     for name, (function, sizes) in CASES.items():
+        give_back_freed_memory()  # of the case before: all of them need 24 GiB
         batch = batch_of(function(np.random.default_rng(0), *sizes))
-        ours, split, memory = gradient_of(model, params, batch, trees=True)
-        other, plain, plain_memory = gradient_of(model, params, batch, trees=False)
+        (ours, split, memory), (other, plain, plain_memory) = (
+            gradient_of(model, params, batch, trees=trees, micro_batch=FEWER.get(name, MICRO_BATCH))
+            for trees in (True, False)
+        )
         rows = len(batch.weight_B)
         whole, plain_whole = (
             gradient_of(model, params, batch, trees=trees, micro_batch=rows)[2]
