@@ -36,7 +36,7 @@ MODEL = ModelConfig(
     qkv_bias=False,
 )
 MICRO_BATCH = 4  # rows per micro-batch
-FEWER = {"a conversation with 10 forks": 2}  # in 24 GiB; its rows have up to 1,024 tokens
+FEWER = {"a conversation with 10 forks": 2}  # rows of 1,024 tokens: 4 need more than 24 GiB
 
 
 def groups(rng, prompts, members, prompt, reply):
@@ -189,7 +189,7 @@ def shared_prefixes(repeats, layers=MODEL.layers):
     config = dataclasses.replace(MODEL, layers=layers)
     model, params, found, start = Qwen(config), random_params(config), [], time.monotonic()
     for name, (function, sizes) in CASES.items():
-        give_back_freed_memory()  # of the case before: all of them need 24 GiB
+        give_back_freed_memory()  # of the case before
         batch = batch_of(function(np.random.default_rng(0), *sizes))
         (ours, split, memory), (other, plain, plain_memory) = (
             gradient_of(model, params, batch, trees=trees, micro_batch=FEWER.get(name, MICRO_BATCH))

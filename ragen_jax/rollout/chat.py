@@ -56,7 +56,7 @@ PROMPTS = ("full", "brief", "terse")
 
 Spans = tuple[Span, ...]
 
-FEW = 64  # tokens whose bytes are joined one by one
+FEW = 64  # texts of fewer tokens are joined token by token
 
 ANSWER_ENDS = ("</answer>", "</tool_call>")  # texts after which nothing of a reply is read
 

@@ -98,9 +98,11 @@ def fill_bins(
     of_length = []
     for tree, new in zip(trees, added, strict=True):
         alone, most = of_row_B[tree.rows], tree.count.max(initial=0)
-        # Shards wait for each other, so that one length is better where there are few sequences.
-        menus = [{n: reads[n]} for n in lengths if n >= most and reads[n] >= alone.max(initial=0)]
-        menus = [reads] + (menus if len(reads) > 1 and shards > 1 else [])
+        menus = [reads]
+        if len(reads) > 1 and shards > 1:
+            # Shards wait for each other: where there are few sequences, one length is better.
+            fits = (n for n in lengths if n >= most and reads[n] >= alone.max(initial=0))
+            menus += [{n: reads[n]} for n in fits]
         cuts = [cut_tree(tree, alone, new, menu, max_rows=grouping.tree_rows) for menu in menus]
         of_length.append(
             min((_by_length(cut, lengths) for cut in cuts), key=lambda x: _computed(x, shards))
