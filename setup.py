@@ -70,6 +70,7 @@ setup(
         "gymnasium>=1.2.3,<2",  # the rules of FrozenLake
         "array_record>=0.8.1",  # the file format of our datasets
         "scipy>=1.16",  # quantiles of Student's t
+        "flatbuffers",  # jax.export stores programs with it, but does not declare it
         "importlib_resources",  # imported by tensorflow-datasets, which does not declare it
         "jinja2>=3.1",  # chat templates
         "ml_collections>=1.1,<2",  # config files and their command-line overrides

@@ -65,6 +65,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import settings_hash
 from ragen_jax.storage.links import refuse_links
+from ragen_jax.storage.program_store import enable_program_store
 
 # Fields and sections that an evaluation reads. (A micro-batch must split over the mesh.)
 EVALUATION_FIELDS = (
@@ -264,6 +265,7 @@ def summary_lines(metrics: Metrics, step: int, labels: Sequence[str]) -> list[st
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
+    enable_program_store(command.config_files())
     with command.bad_input():
         if bool(WORKDIR.value) == bool(MODEL.value):
             raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")

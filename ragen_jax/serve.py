@@ -46,6 +46,7 @@ from ragen_jax.serving.server import Served, make_app
 from ragen_jax.serving.sessions import Budget, Sessions
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
+from ragen_jax.storage.program_store import enable_program_store
 
 
 class Policy(NamedTuple):
@@ -130,6 +131,7 @@ def cached_model(policy: Policy) -> Qwen:
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
+    enable_program_store()
     with command.bad_input():
         uvicorn = require_uvicorn()
         if bool(WORKDIR.value) == bool(MODEL.value):

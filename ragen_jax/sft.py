@@ -31,11 +31,13 @@ from ragen_jax.storage.cache import cache_directory
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import heartbeat
+from ragen_jax.storage.program_store import enable_program_store
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
+    enable_program_store(command.config_files())
     with command.bad_input():
         given = CONFIG.value
         if given.model.path == "tiny":

@@ -47,6 +47,7 @@ from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall, heartbeat
+from ragen_jax.storage.program_store import enable_program_store
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import PlayedProblems, TrainState
 
@@ -196,6 +197,7 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     enable_compilation_cache()
+    enable_program_store(command.config_files())
     sys.exit(
         train(config, workdir, repair=REPAIR.value, strict=STRICT.value, stall_timeout=STALL.value)
     )

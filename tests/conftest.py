@@ -44,6 +44,7 @@ from ragen_jax.model import hf, qwen, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.imitate import tiny_model
+from ragen_jax.storage import program_store
 
 keep_freed_memory()
 # Files that run first, so that no worker is left with a long one at the end.
@@ -218,6 +219,12 @@ def agent(tmp_path_factory, optimised):
 def forget_traced_layers():
     """Trace layers again in each test: a test may change their constants or functions."""
     qwen.run_block.clear_cache()
+
+
+@pytest.fixture(autouse=True)
+def no_stored_programs(monkeypatch):
+    """Trace all programs of commands that run in this process: a test may change the code."""
+    monkeypatch.setattr(program_store, "use_store", lambda store: None)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 # Warnings about running modules that are already imported, and about how ml_collections reads a
 # config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+MEASURED = ("time/", "throughput/", "memory/")
 STOPPED = "no model is loaded here"
 
 
@@ -97,6 +98,31 @@ def run(tmp_path_factory):
         return workdir
 
     return make
+
+
+# ------------------------------------------------------------------------------ stored programs
+
+
+@pytest.mark.medium
+def test_a_second_start_runs_stored_programs_and_gives_the_same_numbers(tmp_path):
+    # Processes of their own, so that no program is in memory.
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    rows, files = [], []
+    for number in range(3):
+        words = [
+            *shortened("ragen_jax.train", tmp_path / str(number), None)[1:],
+            "--config.eval.every=1",
+        ]
+        if number == 2:
+            environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # stores nothing
+        command = [sys.executable, "-m", "ragen_jax.train", *words]
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        read = read_metrics(tmp_path / str(number) / "metrics.jsonl")
+        rows.append([{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in read])
+        files.append(sorted(path.name for path in (tmp_path / "compiled/traced").iterdir()))
+    assert rows[0] == rows[1] == rows[2]
+    assert len(files[0]) >= 5
+    assert files[0] == files[1] == files[2]
 
 
 # ------------------------------------------------------------------------------ the README

@@ -143,8 +143,10 @@ class FrozenLake:
         Raises ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
+        draws = Draws(seed, 0, maps.TAG)
         for attempt in range(MAX_ATTEMPTS):
-            state = maps.draw_map(Draws(seed, attempt, maps.TAG), self.size, self.frozen)
+            draws.restart(attempt)
+            state = maps.draw_map(draws, self.size, self.frozen)
             # The hash costs a fraction of the search, so it is checked first.
             if self.split is not None and maps.split_of(state) != self.split:
                 continue

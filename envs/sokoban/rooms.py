@@ -32,8 +32,10 @@ def generate(
     `min_solution` and `max_solution` bound the shortest plan, in moves (None: no bound); with
     `split` None any split will do. Raises ValueError after MAX_ATTEMPTS.
     """
+    draws = Draws(seed, 0, TAG)
     for attempt in range(MAX_ATTEMPTS):
-        state = draw_room(Draws(seed, attempt, TAG), size, num_boxes)
+        draws.restart(attempt)
+        state = draw_room(draws, size, num_boxes)
         if state is None:
             continue
         # The hash costs a fraction of the search, so it is checked first.

@@ -85,6 +85,12 @@ def config_given() -> bool:
     return _value(sys.argv, "config") is not None
 
 
+def config_files() -> list[str]:
+    """Return the Python file that --config names, if it is given."""
+    value = _value(sys.argv, "config")
+    return [] if value is None else [config_file(value).partition(":")[0]]
+
+
 def _value(argv: Sequence[str], name: str) -> str | None:
     """Return the value of a flag on an unparsed command line; None if it is missing."""
     words = argv[1:]

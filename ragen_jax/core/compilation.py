@@ -3,10 +3,11 @@
 from typing import Any
 
 import jax
-from jax.stages import Wrapped
+
+from ragen_jax.core.stored_programs import Jitted
 
 
-def compiled(function: Wrapped, *args: Any, **keywords: Any) -> Any:
+def compiled(function: Jitted, *args: Any, **keywords: Any) -> Any:
     """Compile a jitted function for these arrays or shapes; return the shapes of its outputs."""
     lowered = function.lower(*args, **keywords)
     shardings = lowered.compile().output_shardings

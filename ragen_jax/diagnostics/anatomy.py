@@ -18,17 +18,20 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from ragen_jax.algorithm.advantage import comparable_members, has_variance
 from ragen_jax.algorithm.rewards import success_is_defined
+from ragen_jax.core.stored_programs import StoredProgram
 from ragen_jax.core.types import Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import IMAGE
 
 CLASSES = ("mixed", "solved", "failed", "tied")
+
+_comparable_members = StoredProgram(comparable_members)
+_has_variance = StoredProgram(has_variance)
 
 
 def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
@@ -53,7 +56,7 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     if len(episodes) != return_GK.size:
         raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
     sound_GK = np.reshape([not episode.error for episode in episodes], return_GK.shape)
-    member_GK = np.asarray(jax.jit(comparable_members)(sound_GK))
+    member_GK = np.asarray(_comparable_members(sound_GK))
     judged_G = np.any(member_GK, axis=1).tolist()
     if not any(judged_G):
         return {}
@@ -65,7 +68,7 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     success_G = np.full(len(groups), np.nan)  # undefined: groups without variance are tied
     if success_is_defined(episodes):
         success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
-    mixed_G = np.asarray(jax.jit(has_variance)(return_GK, sound_GK=member_GK))[judged_G]
+    mixed_G = np.asarray(_has_variance(return_GK, sound_GK=member_GK))[judged_G]
     class_G = np.select(
         [mixed_G, success_G == 1, success_G == 0], ["mixed", "solved", "failed"], "tied"
     )

@@ -21,12 +21,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Wrapped
 
 from ragen_jax.core.compilation import compiled
 from ragen_jax.core.padding import length_bucket, pad_rows
 from ragen_jax.core.progress import begin_count
 from ragen_jax.core.sharding import constrain, row_shards
+from ragen_jax.core.stored_programs import Jitted, stored
 from ragen_jax.core.types import Params
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
@@ -224,7 +224,7 @@ def only_compiling() -> Generator[None]:
         _compiling.reset(token)
 
 
-def _call(function: Wrapped, *args: Any) -> Any:
+def _call(function: Jitted, *args: Any) -> Any:
     """Call a jitted function; under `only_compiling`, only compile it and return shapes."""
     return compiled(function, *args) if _compiling.get() else function(*args)
 
@@ -266,7 +266,7 @@ def cross_score_pairs(
 _pair_logps = jax.jit(token_logps, static_argnames="model")
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@stored(static_argnames="model")
 def read_prompts(
     model: Qwen,
     params: Params,
@@ -300,7 +300,7 @@ def read_prompts(
     return as_segment(kept, prefix.length_N + length_N, next_N), last_ND
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@stored(static_argnames="model")
 def score_block(
     model: Qwen,
     params: Params,

@@ -10,13 +10,12 @@ from jax.sharding import Mesh
 
 from ragen_jax.core.sharding import boxed_shardings, has_other_devices, send, within_processes
 from ragen_jax.core.types import Params
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import Qwen, boxed_shapes
 
 
 def param_shardings(model: "Qwen", mesh: Mesh) -> Params:
     """Return a NamedSharding for every parameter of `model`, from RULES."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return boxed_shardings(shapes["params"], mesh)
+    return boxed_shardings(boxed_shapes(model.config), mesh)
 
 
 def shard_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:

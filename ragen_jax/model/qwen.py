@@ -453,3 +453,10 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Return new parameters of a model on the default device: a plain nested dict of float32."""
     variables = Qwen(config).init(key, jnp.zeros((1, 1), jnp.int32))
     return nn.unbox(variables)["params"]
+
+
+@functools.cache
+def boxed_shapes(config: ModelConfig) -> Params:
+    """Return the shapes of a model's parameters, in boxes that name their axes."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(Qwen(config).init, jax.random.key(0), tokens)["params"]

@@ -11,6 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from ragen_jax.core.stored_programs import storable
 from ragen_jax.core.types import Array
 from ragen_jax.model.delta_rule import States
 from ragen_jax.model.page_kernel import block_size
@@ -35,6 +36,7 @@ LEAST_PAGE = 128  # minimum positions of a segment that a kernel reads
 LEAST_PREFIX = 64  # minimum length of a common prefix of prompts that is read in a separate call
 
 
+@storable
 @flax.struct.dataclass
 class Segment:
     """Keys and values of earlier tokens, already rotated, for all layers.

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
@@ -99,8 +100,7 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
       ValueError: an unknown family, or parameters that the family does not have.
     """
     tensors = family_of(config).tensors
-    abstract = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
-    abstract = flatten_dict(abstract)
+    abstract = flatten_dict(nn.unbox(qwen.boxed_shapes(config)))
     differ = abstract.keys() ^ (tensors.keys() - ({("head",)} if config.tied else set()))
     if differ:
         names = ", ".join("/".join(path) for path in sorted(differ))

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.stages import Wrapped
 
 from ragen_jax.algorithm.bonus import weighs_entropy
 from ragen_jax.config.build_learner import build_value_loss, needs_statistics
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
+from ragen_jax.core.stored_programs import Jitted
 from ragen_jax.core.types import Params
 from ragen_jax.model import layout
 from ragen_jax.model.qwen import Qwen
@@ -453,7 +453,7 @@ def _gradient(
     run: RunShapes,
     shapes: MicroBatchShapes,
     name: str,
-    function: Wrapped,
+    function: Jitted,
     *args: Any,
     resident: Any,
     trained: TrainState | CriticState,

@@ -22,6 +22,7 @@ import numpy as np
 from ragen_jax.algorithm.advantage import has_variance
 from ragen_jax.algorithm.rewards import broken_episodes, sum_turns
 from ragen_jax.core.sharding import place
+from ragen_jax.core.stored_programs import StoredProgram
 from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.rollout.pool import (
     allocation_chances,
@@ -120,6 +121,9 @@ def collect(
     return dataclasses.replace(collected, cursor=cursor)
 
 
+_has_variance = StoredProgram(has_variance)
+
+
 def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     """Return bool [groups]: whether the task's rewards of a group's sound members differ.
 
@@ -128,7 +132,7 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     reward_GK, sound_GK = sum_turns(rewards, episodes), ~broken_episodes(episodes)
-    return np.asarray(jax.jit(has_variance)(reward_GK, sound_GK=sound_GK))
+    return np.asarray(_has_variance(reward_GK, sound_GK=sound_GK))
 
 
 def mark_played(state: State, tasks: "Sequence[Task]", collected: Sequence[Collected]) -> State:

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
+from ragen_jax.core.stored_programs import storable, stored
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.delta_rule import repeat_rows
 from ragen_jax.model.qwen import Qwen
@@ -38,6 +39,7 @@ from ragen_jax.rollout.routes import by_token, no_experts, put_experts
 from ragen_jax.rollout.stops import Stops
 
 
+@storable
 @flax.struct.dataclass
 class Sampled:
     """Replies of one turn, and their keys and values."""
@@ -98,7 +100,7 @@ def episode_keys(
     )
 
 
-@functools.partial(jax.jit, static_argnames="impl")
+@stored(static_argnames="impl")
 def _episode_keys(
     impl: str,
     words: jax.Array,
@@ -118,7 +120,7 @@ def _episode_keys(
     return jax.vmap(row_key)(high_B, low_B, member_B, turn_B)
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@stored(static_argnames="model")
 def read_prefix(model: Qwen, params: Params, tokens_P: jax.Array) -> Segment:
     """Return the cache of tokens that all prompts begin with, without images: one row."""
     _, kept, experts = read_tokens(model, params, tokens_P[None])
@@ -126,7 +128,7 @@ def read_prefix(model: Qwen, params: Params, tokens_P: jax.Array) -> Segment:
     return lay_out(dataclasses.replace(segment, experts_NTX=experts))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "members"))
+@stored(static_argnames=("model", "members"))
 def prefill(
     model: Qwen,
     params: Params,
@@ -264,7 +266,7 @@ def lay_out(segment: Segment) -> Segment:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("model", "capacity"))
+@stored(static_argnames=("model", "capacity"))
 def extend(
     model: Qwen,
     params: Params,
@@ -335,7 +337,7 @@ def _take_rows(
     return history, k, v, jnp.take(reply.length_N, rows_B)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "settings"))
+@stored(static_argnames=("model", "settings"))
 def decode(
     model: Qwen,
     params: Params,

@@ -25,6 +25,7 @@ from ragen_jax.algorithm.rewards import (
 from ragen_jax.core.clean_text import last_line
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import place
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.task_shares import (
     combine_metrics,
     concatenate_episodes,
@@ -32,7 +33,7 @@ from ragen_jax.core.task_shares import (
     measure_each,
     metrics_of_each,
 )
-from ragen_jax.core.types import LIMIT, Batch, Episode, Metrics, Params
+from ragen_jax.core.types import LIMIT, Array, Batch, Episode, Metrics, Params
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import cut_off_metrics, rollout_metrics, selected_metrics
@@ -298,9 +299,15 @@ def mean_variance(return_GK: np.ndarray, sound_GK: np.ndarray) -> float:
 
     Only groups with enough sound members count; NaN if there are no such groups.
     """
-    member_GK = np.asarray(comparable_members(sound_GK))
-    variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
-    return variance_G[member_GK.any(1)].mean() if member_GK.any() else np.nan
+    variance_G, counts_G = jax.device_get(_variances(return_GK, sound_GK))
+    return variance_G[counts_G].mean() if counts_G.any() else np.nan
+
+
+@stored()
+def _variances(return_GK: Array, sound_GK: Array) -> tuple[jax.Array, jax.Array]:
+    """Return (variance of each group's returns, whether it has enough sound members)."""
+    member_GK = comparable_members(sound_GK)
+    return sample_variance(return_GK, sound_GK=member_GK), member_GK.any(1)
 
 
 def watch(

@@ -38,6 +38,7 @@ from ragen_jax.score.run import DEFAULTS, SAMPLE_FILES, ScoreSettings, is_bad, s
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import heartbeat
+from ragen_jax.storage.program_store import enable_program_store
 
 RED = 3  # exit code with --gate
 
@@ -72,6 +73,7 @@ def main(argv: Sequence[str]) -> None:
 def score() -> None:
     """Score as the flags say, and exit with code RED if the gate fails."""
     enable_compilation_cache()
+    enable_program_store()
     rollouts = (str(SAMPLE_FILES / "rollouts.jsonl.gz"),) if SAMPLE.value else ROLLOUTS.value
     settings = ScoreSettings(
         model=str(SAMPLE_FILES / "model") if SAMPLE.value else MODEL.value,

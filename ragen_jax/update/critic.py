@@ -8,7 +8,6 @@ Axes: B rows, T tokens, D width, A micro-batches.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model.likelihood import PackedRows, predicting_states, unpack
 from ragen_jax.model.qwen import Qwen
@@ -78,7 +78,7 @@ def packed_values(
     return jnp.einsum("ped,d->pe", hidden_PED.astype(jnp.float32), params["value"])
 
 
-@functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
+@stored(static_argnames=("model", "loss"), donate_argnames="grads")
 def critic_gradient(
     model: Qwen,
     loss: ValueLoss,

@@ -4,7 +4,6 @@ Axes: B rows, T tokens, A micro-batches.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.objectives import OBJECTIVES
 from ragen_jax.core.sharding import replicate
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.experts import balance, load_figures
@@ -236,7 +236,7 @@ class PolicyLoss:
         return parts, metrics | {"policy_loss": task} | counts, gap
 
 
-@functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
+@stored(static_argnames=("model", "loss"), donate_argnames="grads")
 def policy_gradient(
     model: Qwen,
     loss: Loss,

@@ -3,8 +3,6 @@
 Axes: E environments, G groups (prompts), K episodes per group.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -19,10 +17,11 @@ from ragen_jax.algorithm.filter import (
     select_members,
 )
 from ragen_jax.configs.base import Filter
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Array
 
 
-@functools.partial(jax.jit, static_argnames=("settings", "groups_E", "value_E"))
+@stored(static_argnames=("settings", "groups_E", "value_E"))
 def select_episodes(
     settings: Filter,
     groups_E: tuple[int, ...],

@@ -10,16 +10,18 @@ import json
 from collections.abc import Sequence
 
 from ragen_jax.config.check import check
-from ragen_jax.config.command_line import bad_input, define_config, run_command
+from ragen_jax.config.command_line import bad_input, config_files, define_config, run_command
 from ragen_jax.run.imitate import tiny_model
 from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
+from ragen_jax.storage.program_store import enable_program_store
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     enable_compilation_cache()
+    enable_program_store(config_files())
     with bad_input():
         config = check(CONFIG.value)
         with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):

@@ -15,7 +15,7 @@ from ragen_jax.config.build_environment import build_budgets
 from ragen_jax.config.build_learner import build_learner
 from ragen_jax.config.check import check
 from ragen_jax.configs import frozen_lake
-from ragen_jax.core.randomness import Purpose, generator, key_word, philox, stream_key
+from ragen_jax.core.randomness import Purpose, generator, key_word, philox, restart, stream_key
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs import engines
 from ragen_jax.envs.bandit import problems as bandit_problems
@@ -74,6 +74,23 @@ def test_neighbours_with_all_bits_draw_different_numbers():
             first, second = (generator(Purpose.ENVIRONMENT, *w).random(8) for w in (words, other))
             assert not np.isin(first, second).any()
             np.testing.assert_array_equal(first, generator(Purpose.ENVIRONMENT, *words).random(8))
+
+
+@pytest.mark.parametrize("used", [0, 1, 7])
+def test_a_restarted_stream_is_a_new_one(used):
+    words = (7, 2**32 - 1, 5, 2**64 - 1)
+    bits = philox(Purpose.THOUGHTS, 1, 2, 3, 4, 5)
+    bits.random_raw(used)
+    np.random.Generator(bits).integers(10, dtype=np.uint32)  # keeps the other half of a word
+    restart(bits, Purpose.ENVIRONMENT, *words)
+    new = philox(Purpose.ENVIRONMENT, *words)
+    first, second = (
+        np.random.Generator(x).integers(10, size=9, dtype=np.uint32) for x in (bits, new)
+    )
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(bits.random_raw(20), new.random_raw(20))
+    with pytest.raises(ValueError, match="at most"):
+        restart(bits, Purpose.ENVIRONMENT, *range(6))
 
 
 def test_purposes_are_distinct():

@@ -407,6 +407,15 @@ def test_draws_are_uniform_and_exact():
     assert [fresh.below(4) for _ in range(32)] == [word >> 2 * i & 3 for i in range(32)]
 
 
+def test_restarted_draws_are_those_of_new_ones():
+    draws = Draws(5, 0, rooms.TAG)
+    for attempt in (3, 0, 2**32 - 1):
+        draws.below(1000)  # leaves bits behind
+        draws.restart(attempt)
+        new = Draws(5, attempt, rooms.TAG)
+        assert [draws.below(1000) for _ in range(200)] == [new.below(1000) for _ in range(200)]
+
+
 # ---- solver -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,262 @@
+"""core/stored_programs.py and storage/program_store.py: programs that are traced once."""
+
+import contextlib
+import dataclasses
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ragen_jax.core import stored_programs
+from ragen_jax.core.compilation import compiled, struct_of
+from ragen_jax.core.stored_programs import Store, StoredProgram, UnknownValue, describe, use_store
+from ragen_jax.rollout.sample import Sampled
+from ragen_jax.storage import program_store
+
+pytestmark = pytest.mark.fast
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Static settings of a test's program."""
+
+    factor: float
+    name: str = "a"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Use a store in a new folder; yield (store, its warnings)."""
+    warnings = []
+    kept = Store(tmp_path, "fingerprint", write=program_store._write, warn=warnings.append)
+    use_store(kept)
+    yield kept, warnings
+    use_store(None)
+
+
+def make_program(traces, **options):
+    """Return a `StoredProgram` that appends to `traces` whenever it is traced."""
+
+    def scale(settings, x, more=None, *, shift):
+        traces.append(settings)
+        y = settings.factor * x["a"] + shift
+        return {"y": y, "more": more}, jnp.sum(y)
+
+    return StoredProgram(scale, static_argnames="settings", **options)
+
+
+def leaves(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+def test_a_later_process_does_not_trace(store):
+    x, traces = {"a": jnp.arange(3.0)}, []
+    first = make_program(traces)(Settings(2.0), x, shift=np.float32(1))
+    assert len(traces) == 1
+    # A new object has nothing in memory, as in a new process.
+    second = make_program(traces)(Settings(2.0), x, shift=np.float32(1))
+    assert len(traces) == 1
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for a, b in zip(leaves(first), leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(first[0]["y"], [1, 3, 5])
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["static", "shape", "dtype", "tree", "weak", "precision", "mesh", "fingerprint"],
+)
+def test_whatever_a_trace_depends_on_makes_another_program(store, change):
+    settings, x, shift, traces = Settings(2.0), {"a": jnp.arange(4.0)}, np.float32(1), []
+    make_program(traces)(settings, x, shift=shift)
+    context, mesh = contextlib.nullcontext(), jax.make_mesh((1,), ("data",))
+    if change == "static":
+        settings = Settings(3.0)
+    elif change == "shape":
+        x = {"a": jnp.arange(5.0)}
+    elif change == "dtype":
+        x = {"a": jnp.arange(4)}
+    elif change == "tree":
+        x = {"a": jnp.arange(4.0), "b": jnp.arange(4.0)}
+    elif change == "weak":
+        shift = 1.0
+    elif change == "precision":
+        context = jax.default_matmul_precision("float32")
+    elif change == "mesh":
+        context = jax.set_mesh(mesh)
+    elif change == "fingerprint":
+        use_store(dataclasses.replace(store[0], fingerprint="of other code"))
+    with context:
+        y, _ = make_program(traces)(settings, x, shift=shift)
+        expected = settings.factor * x["a"] + shift
+    assert len(traces) == 2
+    np.testing.assert_array_equal(y["y"], expected)
+
+
+def test_without_a_store_or_within_a_trace_it_is_a_jitted_function(tmp_path):
+    traces = []
+    program = make_program(traces)
+    x = {"a": jnp.ones(2)}
+    np.testing.assert_array_equal(program(Settings(2.0), x, shift=0.5)[0]["y"], [2.5, 2.5])
+    kept = Store(tmp_path, "", write=program_store._write, warn=pytest.fail)
+    use_store(kept)
+    try:
+        gradient = jax.grad(lambda x: program(Settings(2.0), x, shift=0.5)[1])(x)
+        np.testing.assert_array_equal(gradient["a"], [2, 2])
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        use_store(None)
+
+
+def test_static_arguments_without_a_description_are_jitted_as_usual(store):
+    factor, traces = 3.0, []
+
+    def scale(function, x):
+        traces.append(x)
+        return function(x)
+
+    program = StoredProgram(scale, static_argnames="function")
+
+    def closure(x):
+        return factor * x
+
+    assert program(closure, jnp.float32(2)) == 6
+    assert list(store[0].folder.iterdir()) == []
+    assert program(closure, jnp.float32(2)) == 6
+    assert len(traces) == 1
+
+
+def test_classes_that_are_not_storable_are_jitted_as_usual(store):
+    @flax.struct.dataclass
+    class Pair:
+        a: jax.Array
+        b: jax.Array
+
+    found = StoredProgram(lambda x: Pair(x, x + 1))(jnp.float32(1))
+    assert found.b == 2
+    assert list(store[0].folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed"])
+def test_a_damaged_program_is_traced_again(store, damage):
+    x, traces = {"a": jnp.ones(2)}, []
+    make_program(traces)(Settings(2.0), x, shift=np.float32(1))
+    (path,) = store[0].folder.iterdir()
+    content = path.read_bytes()
+    changed = {
+        "cut": content[: len(content) // 2],
+        "empty": b"",
+        "changed": content[:1000] + b"x" + content[1001:],
+    }
+    path.write_bytes(changed[damage])
+    y, _ = make_program(traces)(Settings(2.0), x, shift=np.float32(1))
+    np.testing.assert_array_equal(y["y"], [3, 3])
+    assert len(traces) == 2
+    assert len(store[1]) == 1 and "is traced again" in store[1][0]
+    make_program(traces)(Settings(2.0), x, shift=np.float32(1))  # it was written anew
+    assert len(traces) == 2
+
+
+def test_a_full_disk_loses_nothing_but_the_store(store):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    use_store(dataclasses.replace(store[0], write=full))
+    y, _ = make_program([])(Settings(2.0), {"a": jnp.ones(2)}, shift=np.float32(1))
+    np.testing.assert_array_equal(y["y"], [3, 3])
+    assert "No space left" in store[1][0]
+
+
+def test_donated_arguments_are_donated(store):
+    def add(x, y, more):
+        return x + y, more + 1
+
+    for _ in range(2):  # traced, then loaded
+        program = StoredProgram(add, donate_argnames="more")
+        x, y, more = jnp.ones(1000), jnp.ones(1000), jnp.zeros(10)
+        program(x, y, more=more)
+        assert more.is_deleted() and not x.is_deleted() and not y.is_deleted()
+
+
+def test_random_keys_and_classes_of_ours_are_read_again(store):
+    def sample(key, x):
+        noise = jax.random.normal(key, x.shape)
+        return Sampled(tokens_BT=x, logp_BT=noise, count_B=x, reply=None), key
+
+    key, x = jax.random.key(3), jnp.ones(4)
+    first, second = (StoredProgram(sample)(key, x) for _ in range(2))
+    assert isinstance(second[0], Sampled) and second[1].dtype == key.dtype
+    np.testing.assert_array_equal(first[0].logp_BT, second[0].logp_BT)
+    np.testing.assert_array_equal(second[0].logp_BT, jax.random.normal(key, (4,)))
+
+
+def test_compiled_in_advance_is_what_the_call_runs(store):
+    traces = []
+    program = make_program(traces)
+    x, shift = {"a": jnp.ones(3)}, np.float32(1)
+    shapes = compiled(program, Settings(2.0), jax.tree.map(struct_of, x), shift=struct_of(shift))
+    found = program(Settings(2.0), x, shift=shift)
+    assert len(traces) == 1
+    assert jax.tree.structure(shapes) == jax.tree.structure(found)
+    assert [(s.shape, s.dtype) for s in jax.tree.leaves(shapes)] == [
+        (y.shape, y.dtype) for y in jax.tree.leaves(found)
+    ]
+    assert len(program.programs) == 1
+
+
+def test_outputs_keep_their_places_on_a_mesh(store):
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def double(x):
+        return jax.lax.with_sharding_constraint(2 * x, PartitionSpec("data", "model"))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((2, 2)), NamedSharding(mesh, PartitionSpec("data", None)))
+        plain = jax.jit(double)(x)
+        traced, loaded = (StoredProgram(double)(x) for _ in range(2))
+    assert traced.sharding == loaded.sharding
+    assert loaded.sharding.is_equivalent_to(plain.sharding, 2) and loaded.committed
+
+
+def test_descriptions():
+    same = (Settings(1.0), {"b": 1, "a": (None, np.arange(3))}, jnp.float32, dataclasses.replace)
+    other = (Settings(1.0), {"a": (None, np.arange(3)), "b": 1}, jnp.float32, dataclasses.replace)
+    assert describe(same) == describe(other)
+    values = [1, 1.0, True, "1", b"1", None, (1,), [1], {1: 1}, np.int32(1), np.int64(1)]
+    values += [np.ones(2), np.ones((2, 1)), np.zeros(2), Settings(1.0), Settings(1.0, "b")]
+    values += [jnp.float32, jnp.int32, describe, dataclasses.replace]
+    assert len({describe(x) for x in values}) == len(values)
+    for unknown in (lambda x: x, object(), functools.partial(describe, 1), (1, {"a": object()})):
+        with pytest.raises(UnknownValue):
+            describe(unknown)
+
+
+def test_fingerprint_depends_on_the_code(tmp_path, monkeypatch):
+    file = tmp_path / "config.py"
+    file.write_text("x = 1\n")
+    before = program_store.fingerprint([file])
+    assert program_store.fingerprint([file]) == before
+    assert program_store.fingerprint() != before
+    file.write_text("x = 22\n")
+    assert program_store.fingerprint([file]) != before
+    plain = program_store.fingerprint()
+    (tmp_path / "loaded_by_a_config.py").write_text("y = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import loaded_by_a_config  # noqa: F401
+
+    assert program_store.fingerprint() != plain
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert program_store.fingerprint() not in (plain, before)
+
+
+def test_fingerprint_covers_every_file_of_the_package():
+    files = {str(path) for path in program_store._sources()}
+    for module in (stored_programs, program_store):
+        assert module.__file__ in files
+    assert any(path.endswith("objectives.py") for path in files)
+    assert any(path.endswith("sokoban/env.py") for path in files)
+    assert any(path.endswith("configs/base.py") for path in files)
