@@ -309,7 +309,7 @@ class Qwen(nn.Module):
             stacked = self.variables["params"]["layers"]
             layer_kvs, layer_routing = [], []
             for layer in range(c.layers):
-                layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
+                layer_params = _of_layer(stacked, layer)
                 memory = tuple(
                     PageOfLayers(k[layer][None], v[layer][None], 0)
                     if page
@@ -447,6 +447,25 @@ def logits(params: Params, hidden: jax.Array) -> jax.Array:
     """Return float32 logits [..., V] of hidden states [..., D]."""
     w = head(params).astype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, w, preferred_element_type=jnp.float32)
+
+
+def separate_layers(config: ModelConfig, params: Params) -> Params:
+    """Return the parameters with those of each layer apart, if the layers run one by one.
+
+    A loop over tokens then reads them in place. XLA's CPU backend would copy each layer's from the
+    stacks for every token.
+    """
+    if config.layers > UNROLLED_LAYERS or config.has_state:
+        return params
+    layers = {str(i): _of_layer(params["layers"], i) for i in range(config.layers)}
+    return {**params, "layers": layers}
+
+
+def _of_layer(layers: Params, index: int) -> Params:
+    """Return the parameters of a layer, from stacks or from the result of `separate_layers`."""
+    if str(index) in layers:
+        return layers[str(index)]
+    return jax.tree.map(lambda x: x[index], layers)
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from ragen_jax.core.sharding import by_shard, constrain
 from ragen_jax.core.types import Array, Params
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import Qwen, separate_layers
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.segments import Layers, Segment, write
 from ragen_jax.model.vision.positions import token_positions
@@ -178,6 +178,7 @@ def decode_chunk(
     B, V, C = length_B.shape[0], model.config.vocab_size, settings.max_tokens
     memory = add_tail(model.config, _memory(pages, length_B), tail, length_B)
     position_B = length_B if batch.shift_B is None else length_B + batch.shift_B
+    params = separate_layers(model.config, params)
 
     def body(carry):
         index, token_B, done_B, *read, tokens_BC, logp_BC, count_B, state_B = carry

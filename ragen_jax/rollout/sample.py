@@ -29,7 +29,7 @@ from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.stored_programs import storable, stored
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.delta_rule import repeat_rows
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import Qwen, separate_layers
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.model.segments import Layers, Segment, as_segment, prepend
 from ragen_jax.model.vision.positions import next_positions, of_params, token_positions
@@ -423,6 +423,7 @@ def more_tokens(
     """Continue the replies of `decode` until `limit` tokens are drawn or all replies have ended."""
     B, N = draws.keys_B.shape[0], segment.length_N.shape[0]
     start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
+    params = separate_layers(model.config, params)
 
     def body(carry):
         index, token_B, done_B, memory, tokens_BT, logp_BT, count_B, state_B = carry

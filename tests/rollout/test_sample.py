@@ -183,17 +183,22 @@ def test_sampled_frequencies_follow_the_softmax(policy):
     assert np.all(np.abs(frequency - p) < 5 * np.sqrt(p * (1 - p) / 20_000))
 
 
-def test_tokens_of_a_large_vocabulary_follow_the_softmax():
-    """Draws in two steps: some blocks are filtered out, the last is not full, some tokens are rare.
+@pytest.mark.parametrize("V", [drawing.LARGE + 100, 281, drawing.SMALL, drawing.SMALL - 1])
+def test_drawn_tokens_follow_the_softmax(V):
+    """Draws in two steps and, in the smallest vocabulary, in one: some blocks are filtered out, the
+    last is not full, some tokens are rare.
 
     20,000 draws; sums over tokens of like probability are within 5 standard errors.
     """
-    V, draws = drawing.LARGE + 100, 20_000
+    draws, block = 20_000, drawing.BLOCK if V < drawing.LARGE else drawing.LARGE_BLOCK
     rng = np.random.default_rng(0)
     scaled = rng.normal(size=V).astype(np.float32)
-    scaled[256:1024] = -np.inf  # three whole blocks
-    scaled[1030:1100] = -np.inf
-    scaled[[3, 2000, V - 1]] = 8.0, 9.0, 8.5  # of the last block, 100 tokens
+    if V > 4 * block:
+        scaled[block : 4 * block] = -np.inf  # three whole blocks
+    scaled[4 * block + 6 : 4 * block + 76] = -np.inf
+    scaled[[3, V // 2, V - 1]] = 3.0, 4.0, 3.5
+    if V > drawing.LARGE:
+        scaled[[3, V // 2, V - 1]] += 5
     p = np.exp(scaled.astype(np.float64))
     p /= p.sum()
 
@@ -207,7 +212,10 @@ def test_tokens_of_a_large_vocabulary_follow_the_softmax():
     tokens, logp = (np.concatenate(x) for x in zip(*found, strict=True))
     np.testing.assert_allclose(logp, np.log(p[tokens]), atol=2e-5)
     frequency = np.bincount(tokens, minlength=V) / draws
-    kinds = np.digitize(scaled, [-2.0, -1.0, 0.0, 1.0, 2.0, 7.9, 8.4, 8.9]) * 4 + np.arange(V) % 4
+    kinds = (
+        np.digitize(scaled, [-2.0, -1.0, 0.0, 1.0, 2.0, 2.9, 3.4, 3.9, 7.9, 8.4, 8.9]) * 4
+        + np.arange(V) % 4
+    )
     for kind in np.unique(kinds):
         expected, seen = p[kinds == kind].sum(), frequency[kinds == kind].sum()
         assert abs(seen - expected) <= 5 * np.sqrt(expected * (1 - expected) / draws), kind
