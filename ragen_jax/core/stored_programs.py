@@ -28,8 +28,6 @@ from jax.stages import Lowered, Wrapped
 
 # JAX's options that a trace depends on and that can change within a process.
 OPTIONS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_debug_nans")
-
-
 DIGEST = 32  # bytes of the hash at the start of a file
 
 Class = TypeVar("Class")
@@ -44,7 +42,9 @@ class Store:
     """Where programs are kept."""
 
     folder: Path
-    fingerprint: str  # of all that traces depend on and that is constant in a process
+    # Returns a hash of all else that traces depend on, such as the code that is loaded so far; None
+    # if that is unknown, so that nothing may be loaded or kept.
+    fingerprint: Callable[[], str | None]
     write: Callable[[Path, bytes], None]
     warn: Callable[[str], None]
 
@@ -184,8 +184,11 @@ def _load(program: StoredProgram, call: Call, store: Store) -> Wrapped | None:
 
     It is loaded from the store, or traced and kept there.
     """
+    fingerprint = store.fingerprint()
+    if fingerprint is None:
+        return None
     try:
-        path = store.folder / call.name(program.full_name, store.fingerprint)
+        path = store.folder / call.name(program.full_name, fingerprint)
     except UnknownValue:
         return None
     donated = call.leaves_of(program.donated)

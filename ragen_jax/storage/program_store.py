@@ -5,7 +5,8 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ragen_jax.storage.console import console
 # Packages that trace, lower or store programs, or whose functions are traced.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "ml_dtypes", "flatbuffers")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+RECENT = 60 * 10**9  # nanoseconds; importing everything takes less
 
 
 def enable_program_store(files: Iterable[str | Path] = ()) -> None:
@@ -42,7 +44,8 @@ def enable_program_store(files: Iterable[str | Path] = ()) -> None:
     programs = Path(folder) / "traced"
     try:
         programs.mkdir(mode=0o700, exist_ok=True)
-        use_store(Store(programs, fingerprint(files), write=_write, warn=console))
+        fingerprint = fingerprint_of(files, now=time.time_ns())
+        use_store(Store(programs, fingerprint, write=_write, warn=console))
     except OSError as error:
         console(f"warning: traced programs are not kept: {error}")
 
@@ -52,12 +55,19 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def fingerprint(files: Iterable[str | Path] = ()) -> str:
-    """Return a hash of all that a trace depends on and that is constant in a process.
+def fingerprint_of(files: Iterable[str | Path] = (), *, now: int) -> Callable[[], str | None]:
+    """Return a function that returns a hash of all that a trace depends on besides its arguments.
 
     It covers the versions of Python and of `PACKAGES`, JAX's options, the devices, XLA's
-    environment variables, and path, size and time of change of every Python file of this package,
-    of `files`, and of every loaded module that is not part of Python or of an installed package.
+    environment variables, and path, size and time of change of Python files: those of this package,
+    `files`, and those of the modules that are loaded at the call, such as an environment of your
+    own. Modules of Python and of installed packages are left out.
+
+    The hash is None if one of the files was changed less than RECENT before `now` or after it: the
+    process may have loaded it before that, and would keep programs of the old code for the new one.
+
+    Args:
+      now: the time in nanoseconds, at most RECENT after the start of the process.
 
     Raises:
       OSError: one of the files cannot be read.
@@ -69,17 +79,25 @@ def fingerprint(files: Iterable[str | Path] = ()) -> str:
     config: Any = jax.config
     parts += [f"{name} {value}" for name, value in sorted(config.values.items())]
     parts += [f"{name} {os.environ.get(name)}" for name in VARIABLES]
-    for path in sorted({str(Path(path).resolve()) for path in (*_sources(), *files)}):
-        stat = os.stat(path)
-        parts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    folders = [Path(str(package.__file__)).parent for package in (ragen_jax, configs, envs)]
+    ours = {str(path.resolve()) for folder in folders for path in folder.rglob("*.py")}
+    states = _states(ours | {str(Path(file).resolve()) for file in files})
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    elsewhere = tuple([*installed, *map(str, folders)])
+
+    def fingerprint():
+        loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        others = {file for file in loaded if file and not file.startswith(elsewhere)}
+        found = states | _states(others)
+        if any(changed > now - RECENT for _, changed in found.values()):
+            return None
+        lines = [*parts, *(f"{path} {state}" for path, state in sorted(found.items()))]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    return fingerprint
 
 
-def _sources() -> set[Path]:
-    """Return the Python files of this package and those of loaded modules outside of packages."""
-    found: set[Path] = set()
-    for package in (ragen_jax, configs, envs):
-        found |= set(Path(str(package.__file__)).parent.rglob("*.py"))
-    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return found | {Path(file) for file in loaded if file and not file.startswith(installed)}
+def _states(files: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return {path: (size, time of change in nanoseconds)} of files."""
+    stats = ((path, os.stat(path)) for path in files)
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats}

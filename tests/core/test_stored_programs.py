@@ -3,6 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import os
+import sys
+import time
+from pathlib import Path
 
 import flax.struct
 import jax
@@ -11,11 +15,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import ragen_jax
 from ragen_jax.core import stored_programs
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.stored_programs import Store, StoredProgram, UnknownValue, describe, use_store
 from ragen_jax.rollout.sample import Sampled
 from ragen_jax.storage import program_store
+from ragen_jax.storage.program_store import fingerprint_of
 
 pytestmark = pytest.mark.fast
 
@@ -32,7 +38,7 @@ class Settings:
 def store(tmp_path):
     """Use a store in a new folder; yield (store, its warnings)."""
     warnings = []
-    kept = Store(tmp_path, "fingerprint", write=program_store._write, warn=warnings.append)
+    kept = Store(tmp_path, lambda: "fingerprint", write=program_store._write, warn=warnings.append)
     use_store(kept)
     yield kept, warnings
     use_store(None)
@@ -89,7 +95,7 @@ def test_whatever_a_trace_depends_on_makes_another_program(store, change):
     elif change == "mesh":
         context = jax.set_mesh(mesh)
     elif change == "fingerprint":
-        use_store(dataclasses.replace(store[0], fingerprint="of other code"))
+        use_store(dataclasses.replace(store[0], fingerprint=lambda: "of other code"))
     with context:
         y, _ = make_program(traces)(settings, x, shift=shift)
         expected = settings.factor * x["a"] + shift
@@ -102,7 +108,7 @@ def test_without_a_store_or_within_a_trace_it_is_a_jitted_function(tmp_path):
     program = make_program(traces)
     x = {"a": jnp.ones(2)}
     np.testing.assert_array_equal(program(Settings(2.0), x, shift=0.5)[0]["y"], [2.5, 2.5])
-    kept = Store(tmp_path, "", write=program_store._write, warn=pytest.fail)
+    kept = Store(tmp_path, lambda: "", write=program_store._write, warn=pytest.fail)
     use_store(kept)
     try:
         gradient = jax.grad(lambda x: program(Settings(2.0), x, shift=0.5)[1])(x)
@@ -235,28 +241,70 @@ def test_descriptions():
             describe(unknown)
 
 
-def test_fingerprint_depends_on_the_code(tmp_path, monkeypatch):
+def write_old(file, text):
+    """Write a file as if it had been changed two minutes ago."""
+    file.write_text(text)
+    before = time.time_ns() - 2 * program_store.RECENT
+    os.utime(file, ns=(before, before))
+
+
+@pytest.fixture
+def fingerprint(monkeypatch):
+    """fingerprint(files): the hash now, of a package whose files were not changed recently."""
+    states = program_store._states
+    package = str(Path(ragen_jax.__file__).parent.parent)
+
+    def older(files):
+        found = states(files).items()
+        return {k: (s, 0 if k.startswith(package) else t) for k, (s, t) in found}
+
+    monkeypatch.setattr(program_store, "_states", older)
+    return lambda files=(): fingerprint_of(files, now=time.time_ns())
+
+
+def test_fingerprint_depends_on_the_code(tmp_path, monkeypatch, fingerprint):
+    file = tmp_path / "config.py"
+    write_old(file, "x = 1\n")
+    before = fingerprint([file])()
+    assert fingerprint([file])() == before != fingerprint()()
+    write_old(file, "x = 22\n")
+    assert fingerprint([file])() != before
+    later = fingerprint()
+    plain = later()
+    write_old(tmp_path / "loaded_later.py", "y = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import loaded_later
+
+    assert later() not in (plain, None)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert fingerprint()() != later()
+    # From now on, this process runs other code than the file's.
+    Path(loaded_later.__file__).write_text("y = 2\n")
+    assert later() is None
+    sys.modules.pop("loaded_later")
+
+
+def test_code_that_may_have_changed_since_it_was_loaded_is_not_stored(tmp_path, store):
+    traces, x = [], {"a": jnp.ones(2)}
+    use_store(dataclasses.replace(store[0], fingerprint=lambda: None))
+    y, _ = make_program(traces)(Settings(2.0), x, shift=np.float32(1))
+    np.testing.assert_array_equal(y["y"], [3, 3])
+    assert list(store[0].folder.iterdir()) == []
+
+
+def test_recent_changes_leave_the_code_unknown(tmp_path, fingerprint):
     file = tmp_path / "config.py"
     file.write_text("x = 1\n")
-    before = program_store.fingerprint([file])
-    assert program_store.fingerprint([file]) == before
-    assert program_store.fingerprint() != before
-    file.write_text("x = 22\n")
-    assert program_store.fingerprint([file]) != before
-    plain = program_store.fingerprint()
-    (tmp_path / "loaded_by_a_config.py").write_text("y = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import loaded_by_a_config  # noqa: F401
-
-    assert program_store.fingerprint() != plain
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    assert program_store.fingerprint() not in (plain, before)
+    assert fingerprint([file])() is None
+    write_old(file, "x = 1\n")
+    assert fingerprint([file])() is not None
 
 
-def test_fingerprint_covers_every_file_of_the_package():
-    files = {str(path) for path in program_store._sources()}
+def test_fingerprint_covers_every_file_of_the_package(monkeypatch):
+    files = []
+    monkeypatch.setattr(program_store, "_states", lambda paths: files.extend(paths) or {})
+    fingerprint_of(now=0)
     for module in (stored_programs, program_store):
         assert module.__file__ in files
-    assert any(path.endswith("objectives.py") for path in files)
-    assert any(path.endswith("sokoban/env.py") for path in files)
-    assert any(path.endswith("configs/base.py") for path in files)
+    for name in ("objectives.py", "sokoban/env.py", "configs/base.py", "model/qwen.py"):
+        assert any(path.endswith(name) for path in files)
