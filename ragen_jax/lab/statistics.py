@@ -86,8 +86,10 @@ def permutation_test(x: Sequence[float], y: Sequence[float]) -> tuple[float, flo
     """Return (Spearman's correlation, its two-sided p-value over all orders of y).
 
     The p-value is exact for up to EXACT_UP_TO points; for more, it uses the observed order and
-    SHUFFLES random orders.
+    SHUFFLES random orders. It is (0, 1) if either has no variation.
     """
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0, 1.0
     rank_x, rank_y = (rankdata(values) for values in (x, y))
     rank_x, rank_y = rank_x - rank_x.mean(), rank_y - rank_y.mean()
     scale = math.sqrt(float((rank_x**2).sum() * (rank_y**2).sum()))

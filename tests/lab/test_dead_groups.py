@@ -50,6 +50,7 @@ def test_what_is_read_by_hand():
     assert dead_groups.r_squared(np.zeros(3), np.arange(3.0)) == 0
     # Ranks of y that are those of x leave nothing.
     assert not dead_groups.residuals(np.array([1.0, 5.0, 9.0]), np.array([2.0, 3.0, 4.0])).any()
+    assert dead_groups.residuals(np.array([1.0, 5.0]), np.ones(2)).tolist() == [-0.5, 0.5]
 
 
 def test_verdicts():
@@ -65,6 +66,25 @@ def test_verdicts():
     assert verdicts(EXPERIMENT, turned)[0].verdict == "reversed"
     few = {key: rows for key, rows in world().items() if key[0] in ("s0", "s1", "s2")}
     assert verdicts(EXPERIMENT, few)[0].verdict == "too few settings"
+
+
+def test_equal_agents_cannot_tell_what_success_before_training_explains():
+    same = {
+        key: [row | ({SUCCESS: 0.4} if row["step"] == 0 else {}) for row in rows]
+        for key, rows in world().items()
+    }
+    first, beyond, _ = verdicts(EXPERIMENT, same)
+    assert first.verdict == "reproduced"
+    assert (beyond.verdict, beyond.p) == ("not testable", None)
+    assert beyond.figures == "success before training is 0.40 in all settings"
+
+
+def test_a_constant_rate_predicts_nothing():
+    constant = {
+        key: [row | ({ALIVE: 0.5} if ALIVE in row else {}) for row in rows]
+        for key, rows in world().items()
+    }
+    assert [(v.verdict, v.p) for v in verdicts(EXPERIMENT, constant)[:2]] == [("undecided", 1)] * 2
 
 
 def test_noise_is_blind():

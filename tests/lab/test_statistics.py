@@ -104,6 +104,7 @@ def test_the_permutation_test_counts_all_orders():
     assert permutation_test(long_x, long_y)[1] == pytest.approx(
         spearmanr(long_x, long_y).pvalue, abs=0.03
     )
+    assert permutation_test(x, [2.0] * 6) == permutation_test([0.0] * 6, x) == (0, 1)
 
 
 def settings_of(rng, count, slope=0.0):
