@@ -32,7 +32,7 @@ from ragen_jax.run.folder import open_folder
 from ragen_jax.run.log import MetricsLog, write_rollouts
 from ragen_jax.run.reports import Reports
 from ragen_jax.serving.record_file import RecordFile
-from ragen_jax.storage import cache, compilation_cache, heartbeat, trackers
+from ragen_jax.storage import cache, compilation_cache, heartbeat, program_store, trackers
 from ragen_jax.storage.atomic_io import (
     append_line,
     atomic_write,
@@ -418,6 +418,31 @@ def fill_a_compilation_cache(tmp_path, injected):
         compilation_cache.enable_compilation_cache()
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+@drives("ragen_jax/storage/program_store.py", "enable_program_store")
+def use_a_program_store(tmp_path, injected):
+    import jax
+
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    injected.patch.setattr(jax, "device_count", lambda: 1)
+    try:
+        program_store.enable_program_store()
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+@drives("ragen_jax/storage/program_store.py", "_write")
+def store_a_program(tmp_path, injected):
+    from ragen_jax.core.stored_programs import Store, StoredProgram, use_store
+    from ragen_jax.storage.console import console
+
+    use_store(Store(tmp_path, lambda: "code", write=program_store._write, warn=console))
+    try:
+        assert StoredProgram(lambda x: x + 1)(1.0) == 2
+    finally:
+        use_store(None)
 
 
 @drives("ragen_jax/serving/record_file.py", "RecordFile.__init__")
