@@ -50,4 +50,6 @@ def test_a_sampler_that_routes_differently_agrees_better(config, tmp_path, rank)
         for replay in (True, False)
     )
     assert "rollout/not_replayed" not in off
-    assert 1e-3 < on["rollout/logp_gap"] < 0.8 * off["rollout/logp_gap"]
+    # Both sample the same tokens. The mean over them, since the largest gap is that of one token.
+    assert on["rollout/response_length"] == off["rollout/response_length"]
+    assert 1e-3 < on["update/approx_kl"] < 0.95 * off["update/approx_kl"]
