@@ -24,7 +24,7 @@ WRITING = {
 OURS = {
     *("atomic_open", "atomic_write", "append_line", "make_folder", "save_array", "map_array"),
     *("save_figure", "write_tensors", "write_checksums", "lock_path", "replacement"),
-    "write_json",
+    *("write_json", "write_once", "_replace"),
 }
 OWN_FILES = {
     *(

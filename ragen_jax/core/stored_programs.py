@@ -192,7 +192,7 @@ def _load(program: StoredProgram, call: Call, store: Store) -> Wrapped | None:
     except UnknownValue:
         return None
     donated = call.leaves_of(program.donated)
-    exported = _read(path, store) if path.exists() else None
+    exported = _read(path, store)
     if exported is None:
         try:
             content = _trace(program, call, donated)
@@ -224,12 +224,14 @@ def _trace(program: StoredProgram, call: Call, donated: tuple[int, ...]) -> byte
 
 
 def _read(path: Path, store: Store) -> export.Exported | None:
-    """Return a stored program; None, with a line, if it is damaged."""
+    """Return a stored program; None if there is none or, with a line, if it is damaged."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content[DIGEST:]).digest() == content[:DIGEST]:
             return export.deserialize(bytearray(content[DIGEST:]))
         reason = "it is damaged"
+    except FileNotFoundError:
+        return None
     except OSError as error:
         reason = str(error)
     store.warn(f"warning: {path} cannot be read, its program is traced again: {reason}")

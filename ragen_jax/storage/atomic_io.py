@@ -87,6 +87,16 @@ def atomic_write(path: str | Path, text: str) -> None:
         file.write(text)
 
 
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file atomically, without retries, for caches that no run should wait for.
+
+    Raises:
+      DiskRefused: the disk refused it.
+    """
+    with writing(path):
+        _replace(path, memoryview(content))
+
+
 def _replace(path: Path, data: memoryview) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, or a pipe
         path.write_bytes(data)

@@ -16,7 +16,7 @@ import jax
 import ragen_jax
 from ragen_jax import configs, envs
 from ragen_jax.core.stored_programs import Store, use_store
-from ragen_jax.storage.atomic_io import atomic_open
+from ragen_jax.storage.atomic_io import write_once
 from ragen_jax.storage.console import console
 
 # Packages that trace, lower or store programs, or whose functions are traced.
@@ -45,14 +45,9 @@ def enable_program_store(files: Iterable[str | Path] = ()) -> None:
     try:
         programs.mkdir(mode=0o700, exist_ok=True)
         fingerprint = fingerprint_of(files, now=time.time_ns())
-        use_store(Store(programs, fingerprint, write=_write, warn=console))
+        use_store(Store(programs, fingerprint, write=write_once, warn=console))
     except OSError as error:
         console(f"warning: traced programs are not kept: {error}")
-
-
-def _write(path: Path, content: bytes) -> None:
-    with atomic_open(path, "wb") as file:
-        file.write(content)
 
 
 def fingerprint_of(files: Iterable[str | Path] = (), *, now: int) -> Callable[[], str | None]:
@@ -61,10 +56,11 @@ def fingerprint_of(files: Iterable[str | Path] = (), *, now: int) -> Callable[[]
     It covers the versions of Python and of `PACKAGES`, JAX's options, the devices, XLA's
     environment variables, and path, size and time of change of Python files: those of this package,
     `files`, and those of the modules that are loaded at the call, such as an environment of your
-    own. Modules of Python and of installed packages are left out.
+    own. Of installed packages only the time of the last installation counts.
 
-    The hash is None if one of the files was changed less than RECENT before `now` or after it: the
-    process may have loaded it before that, and would keep programs of the old code for the new one.
+    The hash is None if one of the files was changed less than RECENT before `now` or after it, or
+    cannot be read any more: the process may have loaded it before that, and would keep programs of
+    the old code for the new one.
 
     Args:
       now: the time in nanoseconds, at most RECENT after the start of the process.
@@ -83,12 +79,17 @@ def fingerprint_of(files: Iterable[str | Path] = (), *, now: int) -> Callable[[]
     ours = {str(path.resolve()) for folder in folders for path in folder.rglob("*.py")}
     states = _states(ours | {str(Path(file).resolve()) for file in files})
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    elsewhere = tuple([*installed, *map(str, folders)])
+    # The time of these folders changes when a package is installed, updated or removed.
+    parts += [f"{path} {state}" for path, state in _states(installed).items()]
+    elsewhere = tuple(os.path.join(path, "") for path in (*installed, *map(str, folders)))
 
     def fingerprint():
         loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         others = {file for file in loaded if file and not file.startswith(elsewhere)}
-        found = states | _states(others)
+        try:
+            found = states | _states(others)
+        except OSError:  # a file was removed since, or is in an archive
+            return None
         if any(changed > now - RECENT for _, changed in found.values()):
             return None
         lines = [*parts, *(f"{path} {state}" for path, state in sorted(found.items()))]

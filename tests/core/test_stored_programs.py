@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import time
+import types
 from pathlib import Path
 
 import flax.struct
@@ -21,6 +22,7 @@ from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.stored_programs import Store, StoredProgram, UnknownValue, describe, use_store
 from ragen_jax.rollout.sample import Sampled
 from ragen_jax.storage import program_store
+from ragen_jax.storage.atomic_io import write_once
 from ragen_jax.storage.program_store import fingerprint_of
 
 pytestmark = pytest.mark.fast
@@ -38,13 +40,13 @@ class Settings:
 def store(tmp_path):
     """Use a store in a new folder; yield (store, its warnings)."""
     warnings = []
-    kept = Store(tmp_path, lambda: "fingerprint", write=program_store._write, warn=warnings.append)
+    kept = Store(tmp_path, lambda: "fingerprint", write=write_once, warn=warnings.append)
     use_store(kept)
     yield kept, warnings
     use_store(None)
 
 
-def make_program(traces, **options):
+def make_program(traces):
     """Return a `StoredProgram` that appends to `traces` whenever it is traced."""
 
     def scale(settings, x, more=None, *, shift):
@@ -52,7 +54,7 @@ def make_program(traces, **options):
         y = settings.factor * x["a"] + shift
         return {"y": y, "more": more}, jnp.sum(y)
 
-    return StoredProgram(scale, static_argnames="settings", **options)
+    return StoredProgram(scale, static_argnames="settings")
 
 
 def leaves(tree):
@@ -108,7 +110,7 @@ def test_without_a_store_or_within_a_trace_it_is_a_jitted_function(tmp_path):
     program = make_program(traces)
     x = {"a": jnp.ones(2)}
     np.testing.assert_array_equal(program(Settings(2.0), x, shift=0.5)[0]["y"], [2.5, 2.5])
-    kept = Store(tmp_path, lambda: "", write=program_store._write, warn=pytest.fail)
+    kept = Store(tmp_path, lambda: "", write=write_once, warn=pytest.fail)
     use_store(kept)
     try:
         gradient = jax.grad(lambda x: program(Settings(2.0), x, shift=0.5)[1])(x)
@@ -281,7 +283,26 @@ def test_fingerprint_depends_on_the_code(tmp_path, monkeypatch, fingerprint):
     # From now on, this process runs other code than the file's.
     Path(loaded_later.__file__).write_text("y = 2\n")
     assert later() is None
+    Path(loaded_later.__file__).unlink()  # which must not end a run
+    assert later() is None
     sys.modules.pop("loaded_later")
+
+
+def test_modules_beside_the_package_count(tmp_path, monkeypatch, fingerprint):
+    before = fingerprint()()
+    beside = types.ModuleType("ragen_jax_of_a_fork")
+    beside.__file__ = f"{Path(ragen_jax.__file__).parent}_of_a_fork/objectives.py"
+    states = program_store._states
+    monkeypatch.setattr(
+        program_store,
+        "_states",
+        lambda files: (
+            states([f for f in files if f != beside.__file__])
+            | {f: (1, 0) for f in files if f == beside.__file__}
+        ),
+    )
+    monkeypatch.setitem(sys.modules, beside.__name__, beside)
+    assert fingerprint()() not in (before, None)
 
 
 def test_code_that_may_have_changed_since_it_was_loaded_is_not_stored(tmp_path, store):

@@ -433,12 +433,13 @@ def use_a_program_store(tmp_path, injected):
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@drives("ragen_jax/storage/program_store.py", "_write")
+@drives("ragen_jax/storage/atomic_io.py", "write_once")
 def store_a_program(tmp_path, injected):
     from ragen_jax.core.stored_programs import Store, StoredProgram, use_store
+    from ragen_jax.storage.atomic_io import write_once
     from ragen_jax.storage.console import console
 
-    use_store(Store(tmp_path, lambda: "code", write=program_store._write, warn=console))
+    use_store(Store(tmp_path, lambda: "code", write=write_once, warn=console))
     try:
         assert StoredProgram(lambda x: x + 1)(1.0) == 2
     finally:
