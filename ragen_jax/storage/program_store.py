@@ -21,6 +21,7 @@ from ragen_jax.storage.console import console
 
 # Packages that trace, lower or store programs, or whose functions are traced.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "ml_dtypes", "flatbuffers")
+INSTALLED = ("site-packages", "dist-packages")  # names of folders of installed packages
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 RECENT = 60 * 10**9  # nanoseconds; importing everything takes less
 
@@ -78,9 +79,11 @@ def fingerprint_of(files: Iterable[str | Path] = (), *, now: int) -> Callable[[]
     folders = [Path(str(package.__file__)).parent for package in (ragen_jax, configs, envs)]
     ours = {str(path.resolve()) for folder in folders for path in folder.rglob("*.py")}
     states = _states(ours | {str(Path(file).resolve()) for file in files})
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    # The time of these folders changes when a package is installed, updated or removed.
-    parts += [f"{path} {state}" for path, state in _states(installed).items()]
+    # The time of these folders changes when a package is installed, updated or removed. A virtual
+    # environment may use a user's or the system's packages besides its own.
+    installed = {path for path in sys.path if Path(path).name in INSTALLED and Path(path).is_dir()}
+    installed |= {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    parts += [f"{path} {state}" for path, state in sorted(_states(installed).items())]
     elsewhere = tuple(os.path.join(path, "") for path in (*installed, *map(str, folders)))
 
     def fingerprint():

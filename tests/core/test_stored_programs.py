@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import time
@@ -303,6 +304,26 @@ def test_modules_beside_the_package_count(tmp_path, monkeypatch, fingerprint):
     )
     monkeypatch.setitem(sys.modules, beside.__name__, beside)
     assert fingerprint()() not in (before, None)
+
+
+def test_packages_of_another_folder_count_by_its_time(tmp_path, monkeypatch, fingerprint):
+    """As those of the system, in a virtual environment that uses them."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    package = folder / "installed_elsewhere.py"
+    write_old(package, "x = 1\n")
+    write_old(folder / "other.py", "")
+    os.utime(folder, ns=(0, 0))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    importlib.import_module("installed_elsewhere")
+    try:
+        before = fingerprint()()
+        write_old(package, "x = 22\n")  # files are not read one by one: there are thousands
+        assert fingerprint()() == before is not None
+        os.utime(folder, ns=(1, 1))  # as by an installation
+        assert fingerprint()() not in (before, None)
+    finally:
+        del sys.modules["installed_elsewhere"]
 
 
 def test_code_that_may_have_changed_since_it_was_loaded_is_not_stored(tmp_path, store):
