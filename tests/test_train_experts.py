@@ -42,7 +42,7 @@ def test_sampler_and_trainer_agree_and_a_run_resumes(config, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_sampler_that_routes_differently_agrees_better(config, tmp_path, rank):
     changes = {"lab__sampler_weights": "float8", "steps": 1, "model__lora__rank": rank}
     on, off = (

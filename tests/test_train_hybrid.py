@@ -34,7 +34,9 @@ def config(agent, directory, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [0, 2], ids=["whole model", "adapters"])
+@pytest.mark.parametrize(
+    "rank", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["whole model", "adapters"]
+)
 def test_sampler_and_trainer_agree_and_a_run_resumes(config, tmp_path, rank):
     changes = {
         "model__lora__rank": rank,

@@ -45,7 +45,7 @@ def episodes():
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("hidden", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scores_are_those_of_the_whole_text(params, episodes, hidden):
     """Rotations are relative: without the prompt, the text may as well begin at position 0."""
     turns = [e.turns[0] for e in episodes]
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_whole_text(params, episodes, hidden):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("hidden", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scores_of_a_hybrid_are_those_of_the_whole_text(episodes, hidden):
     """Its states continue over prompt, reasoning and ending; empty parts leave them as they are."""
     shape = ModelConfig(CONFIG.vocab_size, 24, 2, 4, 2, 8, 20, **hybrid(2, every=2))

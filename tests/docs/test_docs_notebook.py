@@ -64,7 +64,7 @@ def test_own_task(run_notebook):
     assert len(re.findall(r" \d\.\d+$", figures, re.M)) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_own_model(run_notebook):
     listed, size, logps, trained, written = run_notebook("3_own_model")
     assert "config.json" in listed and "2 layers" in size and "0.0" in logps
@@ -74,7 +74,7 @@ def test_own_model(run_notebook):
     assert 0 < int(changed) < int(total)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_own_diagnostic(run_notebook):
     _, planted, _, trained, figures = run_notebook("4_own_diagnostic")
     assert planted == "0.25 1.0\n" and trained.endswith("exit code 0\n")
@@ -95,7 +95,7 @@ def test_score_another_trainer(run_notebook):
     assert "[ True False  True False]" in arrays
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_python(run_notebook):
     built, trained, looked, evaluated, scored, policy = run_notebook("6_python")
     assert "warm start" not in built and trained.endswith("exit code 0\n")
@@ -129,7 +129,7 @@ def test_language_model(run_notebook, language_model):
     assert page == "runs/smollm2/report.html\n"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_own_agent(run_notebook):
     """The agent plays in training and with the served policy."""
     outputs = run_notebook("8_own_agent")

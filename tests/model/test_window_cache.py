@@ -38,8 +38,14 @@ def after(model, params, ids):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("layers", [3, UNROLLED_LAYERS + 2])  # one by one, and as a scan
-@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(
+    "everywhere, layers",  # one by one, or as a scan
+    [
+        *((False, 3), (True, UNROLLED_LAYERS + 2)),
+        pytest.param(True, 3, marks=pytest.mark.slow),
+        pytest.param(False, UNROLLED_LAYERS + 2, marks=pytest.mark.slow),
+    ],
+)
 def test_turns_over_windows_are_turns_over_everything(layers, everywhere):
     """Prompts of a group, shorter and longer than the window, and two more turns."""
     kinds = {"kinds": (Layer("windowed"),) * layers} if everywhere else {}

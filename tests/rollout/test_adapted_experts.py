@@ -13,7 +13,11 @@ from ragen_jax.model.qwen import Qwen
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("served", [{}, {"slots": 20, "chunk": 5}], ids=["lock step", "slots"])
+@pytest.mark.parametrize(
+    "served",
+    [pytest.param({}, marks=pytest.mark.slow), {"slots": 20, "chunk": 5}],
+    ids=["lock step", "slots"],
+)
 def test_sampler_and_trainer_agree_with_adapters_on_experts(monkeypatch, served):
     """Log-probs of sampled tokens over five turns, by a pass that computes chosen experts only."""
     monkeypatch.setattr("ragen_jax.model.experts.SAVING", 0)

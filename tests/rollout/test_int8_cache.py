@@ -69,8 +69,19 @@ def test_the_model_with_a_plain_cache_is_the_model_itself():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kinds", [None, layer_kinds.windowed, layer_kinds.mixture, HALF_LINEAR])
-@pytest.mark.parametrize("layers", [2, 40])  # one by one, and as a scan
+@pytest.mark.parametrize(
+    "layers, kinds",  # one by one, or as a scan
+    [
+        *((2, None), (40, layer_kinds.windowed), (2, layer_kinds.mixture), (40, HALF_LINEAR)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *((40, None), (2, layer_kinds.windowed)),
+                *((40, layer_kinds.mixture), (2, HALF_LINEAR)),
+            )
+        ),
+    ],
+)
 def test_a_row_read_in_pieces_is_the_row_read_at_once(layers, kinds):
     """Prefill, extend and decode see the same numbers, whichever of them computed them.
 

@@ -102,7 +102,9 @@ def test_a_stop_string_ends_replies_where_they_would_go_on(agent, served):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("context, prompts", [("single_turn", 12), ("full", 3)])
+@pytest.mark.parametrize(
+    "context, prompts", [pytest.param("single_turn", 12, marks=pytest.mark.slow), ("full", 3)]
+)
 def test_the_system_message_is_read_once(agent, monkeypatch, context, prompts):
     """Its keys and values are shared by all prompts, and no episode changes."""
     rules = len(chat_of(agent, context, prompt="full").prefix_ids)

@@ -38,13 +38,13 @@ def chosen(model, params, tokens_BT):
     "name, context, kinds, changes",
     [
         ("frozen_lake", "full", MIXTURE, {}),
-        pytest.param("frozen_lake", "full", SCANNED, {}, marks=pytest.mark.medium),
-        pytest.param("sokoban", "single_turn", MIXTURE, {}, marks=pytest.mark.medium),
+        pytest.param("frozen_lake", "full", SCANNED, {}, marks=pytest.mark.slow),
+        pytest.param("sokoban", "single_turn", MIXTURE, {}, marks=pytest.mark.slow),
         pytest.param(
             "sokoban", "full", MIXTURE, {"slots": 9, "chunk": 5}, marks=pytest.mark.medium
         ),
         pytest.param("sokoban", "single_turn", MIXTURE, {"slots": 9}, marks=pytest.mark.medium),
-        pytest.param("frozen_lake", "full", MIXTURE, {"chunk": 3}, marks=pytest.mark.medium),
+        pytest.param("frozen_lake", "full", MIXTURE, {"chunk": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_every_token_that_is_read_has_its_experts(monkeypatch, name, context, kinds, changes):

@@ -120,10 +120,10 @@ def assert_same(model, params, task, ours, theirs):
         pytest.param("countdown", "full", (), marks=pytest.mark.slow),
         pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.slow),
-        pytest.param("frozen_lake", "full", WINDOWED, marks=pytest.mark.long),
+        pytest.param("frozen_lake", "full", WINDOWED, marks=pytest.mark.slow),
         pytest.param("frozen_lake", "full", MIXTURE, marks=pytest.mark.long),
         pytest.param("frozen_lake", "full", HYBRID, marks=pytest.mark.long),
-        pytest.param("sokoban", "single_turn", HYBRID, marks=pytest.mark.long),
+        pytest.param("sokoban", "single_turn", HYBRID, marks=pytest.mark.slow),
         pytest.param("sokoban", "window", (*WINDOWED, ("window", 2)), marks=pytest.mark.long),
     ],
 )
@@ -140,7 +140,11 @@ def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("served", [{}, {"slots": 20, "chunk": 5}], ids=["lock step", "slots"])
+@pytest.mark.parametrize(
+    "served",
+    [pytest.param({}, marks=pytest.mark.slow), {"slots": 20, "chunk": 5}],
+    ids=["lock step", "slots"],
+)
 @pytest.mark.parametrize(
     "kinds",
     [(), WINDOWED, MIXTURE, HYBRID],
@@ -317,7 +321,9 @@ def test_other_episodes_need_no_other_programs():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "kinds, most", [((), 32), (WINDOWED, 46), (HYBRID, 46)], ids=["full", "windows", "hybrid"]
+    "kinds, most",
+    [((), 32), pytest.param(WINDOWED, 46, marks=pytest.mark.slow), (HYBRID, 46)],
+    ids=["full", "windows", "hybrid"],
 )
 def test_programs_are_known_before(monkeypatch, kinds, most):
     model, params, task = played_by("frozen_lake", "full", **dict(kinds))

@@ -493,8 +493,9 @@ def run(agent, tmp_path_factory):
     return ragen_jax.train("sokoban", workdir=folder, overrides=fields)
 
 
-def test_a_run_without_a_date_is_served(agent, run, tmp_path):
+def test_a_run_without_a_date_is_served(agent, run, tmp_path, monkeypatch):
     """The date of a tiny agent stays open, since its template writes none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     folder = tmp_path / "run"
     shutil.copytree(run.workdir, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -203,7 +203,7 @@ def test_adapters_are_scaled_by_alpha_over_rank(config, policy):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+@pytest.mark.parametrize("kl_in", ["reward", pytest.param("loss", marks=pytest.mark.slow)])
 def test_a_reference_that_rests_on_the_host_gives_the_same_update(config, policy, episodes, kl_in):
     config.algorithm.update(kl_coef=0.5, kl_in=kl_in)
     config.optimizer.learning_rate = 1e-2

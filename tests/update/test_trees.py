@@ -148,7 +148,7 @@ def test_blocks_of_queries_are_read_at_once_or_some_at_a_time(model, params, mon
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("layers", "kinds"),
-    [(3, windowed(3)), (5, windowed(5)), (2, mixture(2))],
+    [pytest.param(3, windowed(3), marks=pytest.mark.slow), (5, windowed(5)), (2, mixture(2))],
     ids=["windowed", "windowed-scanned", "experts"],
 )
 def test_trees_of_other_kinds_of_layers(layers, kinds):
@@ -160,7 +160,9 @@ def test_trees_of_other_kinds_of_layers(layers, kinds):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("kinds", [{}, windowed(2)], ids=["full", "windowed"])
+@pytest.mark.parametrize(
+    "kinds", [pytest.param({}, marks=pytest.mark.slow), windowed(2)], ids=["full", "windowed"]
+)
 def test_kernels_read_whole_rows(monkeypatch, kinds):
     """Attention by a kernel unpacks the rows; here splash attention runs without a TPU."""
     splash = functools.partial(kernels.splash, interpret=True)
@@ -383,14 +385,18 @@ def largest_difference(model, params, mesh, who, **settings):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("who", ["policy", "critic", "adapter"])
+@pytest.mark.parametrize(
+    "who", ["policy", "critic", pytest.param("adapter", marks=pytest.mark.slow)]
+)
 def test_an_update_has_the_gradient_of_plain_rows(model, params, who):
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
     assert largest_difference(model, params, mesh, who) < 1e-5
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("who", ["policy", "critic", "adapter"])
+@pytest.mark.parametrize(
+    "who", ["policy", *(pytest.param(who, marks=pytest.mark.slow) for who in ("critic", "adapter"))]
+)
 def test_bfloat16_rounds_trees_as_it_rounds_plain_rows(model, params, who):
     """Both are equally far from the gradient in float32."""
     mesh = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
