@@ -495,7 +495,9 @@ def run(agent, tmp_path_factory):
 
 def test_a_run_without_a_date_is_served(agent, run, tmp_path, monkeypatch):
     """The date of a tiny agent stays open, since its template writes none."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    models = tmp_path / "cache" / "ragen_jax" / "models"
+    shutil.copytree(agent.directory, models / agent.directory.name)  # so that it is not made again
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "run"
     shutil.copytree(run.workdir, folder)
     config = json.loads((folder / "config.json").read_text())
