@@ -63,7 +63,7 @@ def test_files_with_a_main_say_that_they_are_scripts():
         and re.search(r'__name__ == "__main__"|^\S.*sys\.argv', path.read_text(), re.M)
     }
     scripts = {path.stem for path in HELPERS if path.stem.endswith("_script")}
-    assert len(scripts) == 21 and runs - tools == scripts
+    assert len(scripts) == 22 and runs - tools == scripts
 
 
 def test_modules_of_mutation_testing_exist():

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.core.active_time import INTERVAL, ActiveTime
+
 START_LIMIT = 60.0  # seconds until the program begins; 0.03 on an idle machine
 MAX_EXTENSION = 4.0  # maximum extension, in time limits, for time given to other processes
 CHUNK = 1 << 16  # bytes read or written at once
@@ -88,7 +90,8 @@ class _Session:
     def __init__(self, process: "subprocess.Popen[bytes]", data: bytes, limits: Limits) -> None:
         self._process, self._limits = process, limits
         self._unsent, self._output = memoryview(data), bytearray()
-        self._start = time.monotonic()
+        self._clock = ActiveTime()
+        self._start = self._clock.seconds()
         self._begin_time: float | None = None  # time at which the program began
         self._pid = process.pid  # of the program, which bubblewrap starts as its child
         self._start_delay = 0.0  # seconds before it began in which the machine ran others
@@ -125,7 +128,7 @@ class _Session:
                     if len(self._output) > self._limits.output:
                         return "output"
                 # Check each time: a process that never stops writing must not outlive its limit.
-                if time.monotonic() >= self._deadline():
+                if self._clock.seconds() >= self._deadline():
                     return "time"
 
     def _write(self, sink: Any) -> bool:
@@ -149,7 +152,7 @@ class _Session:
                 raise SandboxFault(line.decode(errors="replace")[:500])
             self._has_filter = line == b"held"
             self._pid = _last_descendant(self._process.pid)
-            self._begin_time, self._start_delay = time.monotonic(), self._delay()
+            self._begin_time, self._start_delay = self._clock.seconds(), self._delay()
             self._output[:] = rest
         elif not data:
             status = self._process.wait(START_LIMIT)
@@ -159,7 +162,7 @@ class _Session:
         """Wait, within the time limit, for a process that closed its output; return its end."""
         used = self._reap()
         while used is None:
-            if time.monotonic() >= self._deadline():
+            if self._clock.seconds() >= self._deadline():
                 return "time"
             time.sleep(min(self._wait(), 0.001))
             used = self._reap()
@@ -183,14 +186,14 @@ class _Session:
 
     def _wait(self) -> float:
         """Return seconds until the next check."""
-        return max(0.0, min(self._deadline() - time.monotonic(), 1.0))
+        return max(0.0, min(self._deadline() - self._clock.seconds(), INTERVAL))
 
     def _deadline(self) -> float:
-        """Return the time, on the clock of time.monotonic(), until which the process may run."""
+        """Return the time, on this session's clock, until which the process may run."""
         if self._begin_time is None:
             return self._start + START_LIMIT
         end = self._begin_time + self._limits.time_s
-        if time.monotonic() >= end:  # the delay matters only then
+        if self._clock.seconds() >= end:  # the delay matters only then
             end += min(self._delay() - self._start_delay, MAX_EXTENSION * self._limits.time_s)
         return end
 

@@ -12,10 +12,11 @@ import selectors
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+
+from ragen_jax.core.active_time import INTERVAL, ActiveTime
 
 COMPARE = ("string", "math_verify")
 
@@ -144,12 +145,15 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
 def _read_line(worker: "subprocess.Popen[bytes]", seconds: float) -> bytes:
     """Return the next line of a worker. Raises _WorkerError if none arrives."""
     assert worker.stdout is not None
-    end, line = time.monotonic() + seconds, b""
+    clock, line = ActiveTime(), b""
+    end = clock.seconds() + seconds
     with selectors.DefaultSelector() as selector:
         selector.register(worker.stdout, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
-            if not selector.select(max(0.0, end - time.monotonic())):
-                raise _WorkerError(f"no answer within {seconds:g} s")
+            if not selector.select(max(0.0, min(end - clock.seconds(), INTERVAL))):
+                if clock.seconds() >= end:
+                    raise _WorkerError(f"no answer within {seconds:g} s")
+                continue
             data = os.read(worker.stdout.fileno(), 4096)
             if not data:
                 raise _WorkerError("the comparison ended its process")

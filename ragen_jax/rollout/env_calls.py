@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ragen_jax.core.active_time import INTERVAL, ActiveTime
 from ragen_jax.core.clean_text import clean_text, describe_error, format_error
 from ragen_jax.core.progress import begin_count
 from ragen_jax.envs.scalars import plain_scalar, real_number
@@ -337,7 +338,7 @@ def in_threads(
       limits: with a time limit.
       give_up: called with each job that is abandoned.
     """
-    changed = threading.Condition()
+    changed, clock = threading.Condition(), ActiveTime()
     waiting = list(reversed(range(len(jobs))))
     ticked: dict[int, float] = {}  # running job -> time at which its current step began
     results: dict[int, Any] = {}
@@ -345,7 +346,7 @@ def in_threads(
     def tick(index):
         with changed:
             if index in ticked:
-                ticked[index] = time.monotonic()
+                ticked[index] = clock.seconds()
 
     def work():
         while True:
@@ -353,7 +354,7 @@ def in_threads(
                 if not waiting:
                     return
                 index = waiting.pop()
-                ticked[index] = time.monotonic()
+                ticked[index] = clock.seconds()
             result = call(jobs[index], functools.partial(tick, index))
             with changed:
                 if ticked.pop(index, None) is None:
@@ -368,7 +369,7 @@ def in_threads(
     hire(min(limits.workers, len(jobs)))
     with changed:
         while len(results) < len(jobs):
-            now = time.monotonic()
+            now = clock.seconds()
             late = [i for i, since in ticked.items() if now - since >= limits.time_limit]
             for index in late:
                 del ticked[index]
@@ -378,5 +379,6 @@ def in_threads(
             hire(min(len(late), len(waiting)))
             if len(results) < len(jobs):
                 oldest = min(ticked.values(), default=now)
-                changed.wait(max(oldest + limits.time_limit - now, 0.0))
+                left = oldest + limits.time_limit - now
+                changed.wait(min(max(left, 0.0), INTERVAL))
     return [results[index] for index in range(len(jobs))]

@@ -18,6 +18,7 @@ from pathlib import Path
 import jax
 
 from ragen_jax.core import progress
+from ragen_jax.core.active_time import ActiveTime
 from ragen_jax.core.progress import duration, enter_phase, note_output, seconds_since_output
 from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console_streams import show
@@ -114,7 +115,8 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
     files = [folder / f"{process}.json" for process in range(jax.process_count())]
 
     def watch() -> None:
-        written, since, last = None, time.monotonic(), {}
+        clock = ActiveTime(LOOK * limit)
+        written, since, last = None, clock.seconds(), {}
         while True:
             now = progress.NOW.meetings, progress.NOW.place
             # If the disk is full, retry at the next check; the run's other writes report it.
@@ -129,8 +131,8 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
                 with contextlib.suppress(FileNotFoundError):  # that process has not started
                     found[process] = json.loads(file.read_text())
             if found != last:
-                last, since = found, time.monotonic()
-            elif time.monotonic() - since >= limit:
+                last, since = found, clock.seconds()
+            elif clock.seconds() - since >= limit:
                 # Not with `show`: the hanging thread may hold its lock.
                 print(f"error: {describe_stall(found)}: stopped after {limit:g} s", file=sys.stderr)
                 sys.stderr.flush()

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.core.active_time import INTERVAL, ActiveTime
+
 CHILD = Path(__file__).with_name("child.py")
 MEMORY = 4 << 30  # limit on the memory of a child, in bytes
 SECONDS = 60  # limit on the processor time of a child for a small file
@@ -113,15 +115,8 @@ def _confine(what: str, request: dict[str, Any], seconds: int, mapped: int = 0) 
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    hangs = False
     try:
-        output, errors = child.communicate(
-            json.dumps(request).encode(), timeout=START_SECONDS + 2 * seconds
-        )
-    except subprocess.TimeoutExpired:
-        hangs = True
-        child.kill()
-        output, errors = child.communicate()
+        output, errors = _talk(child, json.dumps(request).encode(), START_SECONDS + 2 * seconds)
     finally:
         child.kill()
         child.wait()
@@ -135,8 +130,22 @@ def _confine(what: str, request: dict[str, Any], seconds: int, mapped: int = 0) 
         raise ValueError(f"{what}: {last['refused']}")
     if child.returncode not in (0, OUT_OF_MEMORY) and child.returncode > 0:
         raise RuntimeError(f"{what}: {errors.decode(errors='replace').strip()}")
-    if "done" not in last or hangs:
+    if "done" not in last:
         raise ValueError(
             f"{what}: {last['stage']} takes more than {seconds} s or {MEMORY / 2**30:g} GiB "
             "of memory; use another file"
         )
+
+
+def _talk(child: "subprocess.Popen[bytes]", request: bytes, seconds: float) -> tuple[bytes, bytes]:
+    """Send a child its request; return its output and errors. After `seconds`, it is killed."""
+    clock = ActiveTime()
+    end = clock.seconds() + seconds
+    question: bytes | None = request  # it is sent once
+    while clock.seconds() < end:
+        try:
+            return child.communicate(question, timeout=INTERVAL)
+        except subprocess.TimeoutExpired:
+            question = None
+    child.kill()
+    return child.communicate()
