@@ -8,11 +8,11 @@ import threading
 import time
 
 INTERVAL = 1.0  # default for the longest time between two readings, in seconds
-SLACK = 1.0  # seconds by which a look may be late on a busy machine and still count
+SLACK = 1.0  # seconds by which a reading may be late on a busy machine and still count
 
 
 class ActiveTime:
-    """A clock of a loop that reads it regularly, as every wait with a limit should.
+    """A clock for loops that wait with a limit and read it at regular intervals.
 
     If much more time than expected has passed since the last reading, the rest is left out.
     """
