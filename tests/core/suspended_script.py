@@ -1,4 +1,4 @@
-"""Wait for something, under a limit, in a process that is suspended meanwhile.
+"""Wait for something with a time limit, in a process that is suspended while it waits.
 
 Run by tests/core/test_active_time.py, which suspends it after the line "ready".
 
