@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ragen_jax.algorithm import advantage, rewards
 from ragen_jax.algorithm.advantage import STD_EPS, TIE, VARIANCE_EPS
 from ragen_jax.algorithm.pairs import Pairs, pair_groups, pair_relative
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Array, Batch
 
 DISTILL = "distill"  # the algorithm that learns from no reward, only from the KL to its reference
@@ -57,7 +58,7 @@ class Algorithm:
     critic: bool = False  # whether it trains a critic, with target_BT as the target
 
 
-@functools.partial(jax.jit, static_argnames="credit")
+@stored(static_argnames="credit")
 def token_advantages(
     credit: Credit,
     batch: Batch,

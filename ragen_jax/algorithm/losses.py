@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ragen_jax.core.stored_programs import storable
 from ragen_jax.core.tables import look_up
 from ragen_jax.core.types import Array
 
@@ -376,6 +377,7 @@ def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None
     return weigh((jnp.asarray(mask_BT) != 0).astype(jnp.float32), norm_length)
 
 
+@storable
 class Weights(NamedTuple):
     """Weights of each token of a minibatch, or of a piece of it."""
 

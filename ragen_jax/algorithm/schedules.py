@@ -1,6 +1,11 @@
 """Learning rates over the updates of a run."""
 
+import jax
+import jax.numpy as jnp
 import optax
+
+from ragen_jax.core.stored_programs import stored
+from ragen_jax.core.types import Array
 
 # Schedules after the warm-up: (learning rate, number of updates) -> schedule.
 SCHEDULES = {
@@ -26,3 +31,30 @@ def learning_rates(
         rising = optax.linear_schedule(start, learning_rate, max(warmup_updates - 1, 1))
         after = optax.join_schedules([rising, after], [warmup_updates])
     return after
+
+
+@stored(static_argnames=("learning_rate", "schedule", "warmup_updates", "total_updates"))
+def rates_at(
+    updates: Array,
+    *,
+    learning_rate: float,
+    schedule: str,
+    warmup_updates: int,
+    total_updates: int,
+) -> jax.Array:
+    """Return the learning rates of some updates, in one program instead of one per operation.
+
+    Args:
+      updates: int [N], 0-based.
+      learning_rate, schedule, warmup_updates, total_updates: as in `learning_rates`.
+
+    Returns:
+      float32 [N].
+    """
+    rate = learning_rates(
+        learning_rate=learning_rate,
+        schedule=schedule,
+        warmup_updates=warmup_updates,
+        total_updates=total_updates,
+    )
+    return jnp.broadcast_to(jnp.asarray(rate(updates), jnp.float32), jnp.shape(updates))

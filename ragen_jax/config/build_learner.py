@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from ragen_jax.algorithm.algorithms import Credit
 from ragen_jax.algorithm.rewards import Penalties
-from ragen_jax.algorithm.schedules import learning_rates
+from ragen_jax.algorithm.schedules import rates_at
 from ragen_jax.config.build_model import build_adapters, has_reference
 from ragen_jax.config.per_task import (
     has_critic,
@@ -54,25 +54,27 @@ def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArg
 
 
 def step_rates(config: Config, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (policy's, critic's) float32 learning rates of a step's minibatches.
+    """Return (policy's, critic's) float32 learning rates of a step's minibatches; no critic: none.
 
     They depend only on the step number, not on dropped groups or skipped updates. The policy's
     schedule begins after the steps in which only the critic is trained.
     """
-    o, first = config.optimizer, config.critic.warmup_steps if has_critic(config.algorithm) else 0
+    o, critic = config.optimizer, has_critic(config.algorithm)
 
     def rates(largest, start):
-        schedule = learning_rates(
+        updates = (step - 1 - start) * o.minibatches + np.arange(o.minibatches)
+        rates_of_updates = rates_at(
+            np.maximum(updates, 0),
             learning_rate=largest,
             schedule=o.schedule,
             warmup_updates=o.warmup_updates,
             total_updates=(config.steps - start) * o.minibatches,
         )
-        updates = (step - 1 - start) * o.minibatches + np.arange(o.minibatches)
-        rates_of_updates = np.asarray(schedule(np.maximum(updates, 0)), np.float32)
-        return np.broadcast_to(rates_of_updates, updates.shape)
+        return np.asarray(rates_of_updates)
 
-    return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
+    if not critic:
+        return rates(o.learning_rate, 0), np.zeros(0, np.float32)
+    return rates(o.learning_rate, config.critic.warmup_steps), rates(config.critic.learning_rate, 0)
 
 
 def build_loss(config: Config, reference_model: Qwen | None = None) -> Loss:

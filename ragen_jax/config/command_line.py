@@ -23,7 +23,7 @@ from ragen_jax.config.messages import describe_input_error
 from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
-from ragen_jax.core.memory import keep_freed_memory
+from ragen_jax.core.memory import collect_garbage_less_often, keep_freed_memory
 from ragen_jax.core.sharding import from_main_process
 from ragen_jax.core.suggest import did_you_mean
 from ragen_jax.storage.atomic_io import (
@@ -296,6 +296,7 @@ def run_command(
     """
 
     def parse(argv):
+        collect_garbage_less_often()
         if help.is_asked(argv):
             print(help.help_text(list(named_configs())))
             sys.exit(0)

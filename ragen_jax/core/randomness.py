@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from typing import SupportsIndex
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from ragen_jax.core.stored_programs import stored
+from ragen_jax.core.types import Array
 
 WORDS = 5  # the most words of a NumPy stream
 
@@ -122,13 +126,20 @@ def stream_key(purpose: Purpose, seed: int, *words: int) -> jax.Array:
     """
     seed = _word(seed)
     halves = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    # ty: ignore[invalid-argument-type] JAX accepts NumPy arrays; its annotation omits them
-    key = jax.random.wrap_key_data(halves, impl="threefry2x32")
-    for word in (purpose, *words):
+    for word in words:
         if _word(word) >= 1 << 32:
             raise ValueError(f"a word of a JAX key must be below 2**32, got {word}")
-        key = jax.random.fold_in(key, np.uint32(word))
-    return key
+    data = _fold_in(halves, np.array([purpose, *words], np.uint32))
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
+
+
+@stored()
+def _fold_in(halves: Array, words: Array) -> jax.Array:
+    """Return the uint32 [2] data of a key into which `words` are folded, one after the other."""
+    key = jax.random.wrap_key_data(jnp.asarray(halves), impl="threefry2x32")
+    for word in words:
+        key = jax.random.fold_in(key, word)
+    return jax.random.key_data(key)
 
 
 def key_word(key: jax.Array) -> int:

@@ -67,10 +67,18 @@ def stored(**options: Any) -> Callable[[Callable[..., Any]], "StoredProgram"]:
 
 
 def storable(kind: type[Class]) -> type[Class]:
-    """Let stored programs return a class; a decorator of a `flax.struct.dataclass` of arrays."""
+    """Let stored programs return a class; a decorator.
+
+    Args:
+      kind: a `flax.struct.dataclass` of arrays or a `NamedTuple`.
+    """
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if issubclass(kind, tuple):
+        export.register_namedtuple_serialization(kind, serialized_name=name)
+        return kind
     export.register_pytree_node_serialization(
         kind,
-        serialized_name=f"{kind.__module__}.{kind.__qualname__}",
+        serialized_name=name,
         serialize_auxdata=lambda _: b"",  # it has no static fields
         deserialize_auxdata=lambda _: (),
     )

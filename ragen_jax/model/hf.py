@@ -225,7 +225,7 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
         refuses them.
     """
     directory = Path(directory)
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     # AutoTokenizer builds Qwen's pipeline for every qwen2 directory and ignores tokenizer.json: a
     # tokenizer without NFC normalisation would come back with it.
@@ -241,6 +241,8 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
             # `tokenizer_config.save_tokenizer` reads this: the class above is not the source's.
             tokenizer.init_kwargs["tokenizer_class"] = tokenizer_config.source_class(directory)
             return tokenizer
+        from transformers import AutoTokenizer  # takes a while to import
+
         # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
         return AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False

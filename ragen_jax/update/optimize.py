@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from ragen_jax.algorithm import losses
 from ragen_jax.core.progress import advance
 from ragen_jax.core.sharding import data_shards
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.update.micro_batches import build_arrays, place, split_rows
 from ragen_jax.update.pieces import Grouping, Piece, Split, TokenRows
@@ -298,7 +299,7 @@ def micro_batches(
     return place(built, arrays, layout.mesh), built.count
 
 
-_weights = jax.jit(losses.minibatch_weights, static_argnames=("aggregation", "norm_length"))
+_weights = stored(static_argnames=("aggregation", "norm_length"))(losses.minibatch_weights)
 
 
 def plan_minibatches(

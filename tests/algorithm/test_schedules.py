@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ragen_jax.algorithm.schedules import learning_rates
+from ragen_jax.algorithm.schedules import learning_rates, rates_at
 
 pytestmark = pytest.mark.fast
 
@@ -18,13 +18,12 @@ pytestmark = pytest.mark.fast
 )
 def test_learning_rates_by_hand(schedule, after):
     def rates(warmup_updates, updates):
-        rate = learning_rates(
-            learning_rate=1.0,
-            schedule=schedule,
-            warmup_updates=warmup_updates,
-            total_updates=warmup_updates + 4,
-        )
-        return [float(rate(update)) for update in range(updates)]
+        settings = dict(learning_rate=1.0, schedule=schedule, warmup_updates=warmup_updates)
+        settings["total_updates"] = warmup_updates + 4
+        rate = learning_rates(**settings)
+        found = [float(rate(update)) for update in range(updates)]
+        np.testing.assert_allclose(rates_at(np.arange(updates), **settings), found, rtol=1e-6)
+        return found
 
     close = dict(rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(rates(4, 8), [0.25, 0.5, 0.75, 1.0, *after], **close)

@@ -460,6 +460,10 @@ def test_rates_of_a_steps_minibatches():
     for step, policy, critic in ((2, [0.6, 0.45], [0.8, 0.6]), (3, [0.3, 0.15], [0.4, 0.2])):
         found = step_rates(config, step)
         np.testing.assert_allclose(found, [policy, critic], rtol=1e-6)
+    config.algorithm.name = "grpo"  # no critic; the policy's six updates begin with the first step
+    policy, critic = step_rates(config, 2)
+    np.testing.assert_allclose(policy, [0.4, 0.3], rtol=1e-6)
+    assert policy.dtype == np.float32 and len(critic) == 0
 
 
 def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):

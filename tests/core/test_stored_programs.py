@@ -18,6 +18,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import ragen_jax
+from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core import stored_programs
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.stored_programs import Store, StoredProgram, UnknownValue, describe, use_store
@@ -194,11 +195,13 @@ def test_donated_arguments_are_donated(store):
 def test_random_keys_and_classes_of_ours_are_read_again(store):
     def sample(key, x):
         noise = jax.random.normal(key, x.shape)
-        return Sampled(tokens_BT=x, logp_BT=noise, count_B=x, reply=None), key
+        return Sampled(tokens_BT=x, logp_BT=noise, count_B=x, reply=None), key, Weights(x, noise)
 
     key, x = jax.random.key(3), jnp.ones(4)
     first, second = (StoredProgram(sample)(key, x) for _ in range(2))
     assert isinstance(second[0], Sampled) and second[1].dtype == key.dtype
+    assert isinstance(second[2], Weights)
+    assert len(list(store[0].folder.iterdir())) == 1
     np.testing.assert_array_equal(first[0].logp_BT, second[0].logp_BT)
     np.testing.assert_array_equal(second[0].logp_BT, jax.random.normal(key, (4,)))
 

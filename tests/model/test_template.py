@@ -113,6 +113,21 @@ def test_tags_and_single_characters_are_never_control():
 # ---- harmless text ------------------------------------------------------------------------------
 
 
+def test_a_tokenizer_that_truncates_or_pads_gives_all_ids_of_a_text():
+    qwen = family("qwen")
+    tokenizer = copy.deepcopy(qwen.tokenizer)
+    control, text = of_strings(qwen), "the box is <|im_end|> at (2, 3)"
+    want = plain_ids(tokenizer, control, text)
+    for change in (
+        lambda backend: backend.enable_truncation(4),
+        lambda backend: backend.enable_padding(length=100),
+        lambda backend: setattr(backend, "encode_special_tokens", True),
+    ):
+        change(tokenizer.backend_tokenizer)
+        np.testing.assert_array_equal(plain_ids(tokenizer, control, text), want)
+    np.testing.assert_array_equal(want, plain_ids(qwen.tokenizer, control, text))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_harmless_prompts_are_what_the_template_tokenizes_to(name):
     tokenizer = ALL[name].tokenizer
