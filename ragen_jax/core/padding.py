@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# Below this number of rows XLA's float32 products on CPU round differently with their number.
+LEAST_ROWS = 64
+
 
 def length_bucket(length: int, *, least: int = 8, parts: int = 8) -> int:
     """Return a padded length: `length` rounded up to a multiple of a step.
@@ -17,13 +20,10 @@ def length_bucket(length: int, *, least: int = 8, parts: int = 8) -> int:
 
 
 def row_bucket(live: int, total: int) -> int:
-    """Return the padded number of rows: a multiple of a quarter of the batch, at least 64
-    and at most `total`.
-
-    Below 64 rows XLA's float32 products on CPU round differently with the number of rows.
-    """
+    """Return the padded number of rows: a multiple of a quarter of the batch, at least LEAST_ROWS
+    and at most `total`."""
     quarter = -(-total // 4)
-    return min(max(-(-live // quarter) * quarter, 64), total)
+    return min(max(-(-live // quarter) * quarter, LEAST_ROWS), total)
 
 
 def pad_rows(

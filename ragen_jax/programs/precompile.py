@@ -47,6 +47,7 @@ from ragen_jax.rollout.expected import (
     expected_lengths,
     expected_programs,
 )
+from ragen_jax.rollout.lanes import lane_count
 from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.play import has_prefix
 from ragen_jax.rollout.sample import decode, episode_keys, prefill, read_prefix
@@ -225,28 +226,41 @@ def rollout_starts(
       alone: whether every turn reads a separate prompt; later turns then run the same programs with
         the remaining rows.
     """
-    mesh, G = shapes.sampling_mesh, task.groups
+    mesh, G, K = shapes.sampling_mesh, task.groups, task.group_size
     shards = data_shards(mesh)
-    B = -(-G * task.group_size // shards) * shards
-    sizes = [B]
-    if alone and task.settings.compact:
-        per_shard = B // shards
-        sizes = sorted({shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)})[::-1]
+    B = -(-G * K // shards) * shards
+    with jax.set_mesh(mesh):
+        lanes = lane_count(task.settings.lanes, G, K)
+        begun = [(B // lanes, task.settings.sampling)]
+        if task.heldout is not None:
+            begun.insert(0, (B // lane_count(task.settings.lanes, B, 1), task.eval_sampling))
+
+    def sizes(rows):
+        """Return the numbers of rows of a turn of rollouts that begin with `rows`."""
+        if not (alone and task.settings.compact):
+            return {rows}
+        per_shard = rows // shards
+        return {shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)}
+
     # The temperature is not part of a program.
-    samplings = {dataclasses.replace(s, temperature=1.0): s for s in _samplings(task)}
+    wanted = {
+        (rows, dataclasses.replace(sampling, temperature=1.0)): sampling
+        for first_rows, sampling in begun
+        for rows in sizes(first_rows)
+    }
 
     def turn(prompts, rows, sampling):
         compile = functools.partial(_compile_turn, shapes, task, prompts, rows, first, sampling)
         settings = f"top_k {sampling.top_k}, top_p {sampling.top_p}, min_p {sampling.min_p}"
         return PlannedProgram(f"{prompts} prompts of {first}, {rows} rows, {settings}", compile)
 
-    for rows in sizes:
+    for rows in sorted({rows for rows, _ in wanted}, reverse=True):
         yield PlannedProgram(
             f"keys of {rows} rows", functools.partial(_compile_keys, shapes, task, rows)
         )
-        yield from (turn(rows, rows, sampling) for sampling in samplings.values())
-    if B == G * task.group_size and G % shards == 0:
-        yield turn(G, B, task.settings.sampling)
+        yield from (turn(rows, rows, sampling) for (n, _), sampling in wanted.items() if n == rows)
+    if B == G * K and G % shards == 0:
+        yield turn(G // lanes, B // lanes, task.settings.sampling)
 
 
 def _samplings(task: "Task") -> tuple[Sampling, ...]:

@@ -82,6 +82,7 @@ class PlaySettings:
     cache_dtype: str = "model"  # these two: see `ModelConfig`
     cache_kernel: str = "xla"
     replay_experts: bool = False  # whether turns carry the experts of their tokens (routes.py)
+    lanes: int = 1  # the most parts of a batch that are sampled at the same time (lanes.py)
     # Whether replies are decoded in parts, after which their number is shown (counted.py).
     counted: bool = False
     # Length of first prompts, in tokens, from which slots compute the size of their cache. It is

@@ -1,9 +1,9 @@
 """Play G groups of K episodes: environments on the host, tokens on the device.
 
-All episodes of a step run in one batch, turn by turn. Members of a group share their first prompt,
-which is prefilled once; a long system message is prefilled once for all prompts. A later turn
-extends the cache if its prompt continues the cached row, and otherwise prefills the new prompt.
-Only the token ids decide this, not the context mode.
+All episodes of a step run in one batch, turn by turn, or on a CPU in several (lanes.py). Members of
+a group share their first prompt, which is prefilled once; a long system message is prefilled once
+for all prompts. A later turn extends the cache if its prompt continues the cached row, and
+otherwise prefills the new prompt. Only the token ids decide this, not the context mode.
 
 On a mesh (`jax.set_mesh`), the episodes are divided over its row shards, and each shard drops its
 finished episodes separately. A process steps only the environments of its shards; at the end every
@@ -12,7 +12,8 @@ process gets every episode.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,6 +45,7 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
+from ragen_jax.rollout.lanes import Job, Lane, lane_count, take_turns
 from ragen_jax.rollout.routes import join
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill, read_prefix
 from ragen_jax.rollout.slots import play_in_slots
@@ -93,9 +95,8 @@ def rollout(
         platform=platform_of(params),
         keep_experts=settings.replay_experts and not harness,
     )
-    chat, environment, budgets = settings.chat, settings.environment, settings.budgets
-    limits = settings.limits
-    observation_G = observe(environment, states_G, limits, clock)
+    environment = settings.environment
+    observation_G = observe(environment, states_G, settings.limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
     if isinstance(environment, HarnessEnvironment):
         # Imported here: the endpoint imports from this package, and its library is an extra.
@@ -103,17 +104,57 @@ def rollout(
 
         play_sessions(model, params, settings, plays, key=key, clock=clock)
         return [as_episode(play) for play in plays]
-    count = _begin_counting(len(plays))
+    add = begin_count(len(plays), "episodes")
     if settings.slots or settings.chunk:
+        count = _counter(add)
         play_in_slots(model, params, settings, plays, key=key, clock=clock, count=count)
         count(len(plays))
         return _everyone([as_episode(play) for play in plays if play.turns])
+    shared = _Shared(model, params, settings, group_size, key, clock)
+    if has_prefix(model, settings.chat):
+        shared = shared.with_prefix(read_prefix(model, params, settings.chat.prefix_ids))
+    lanes = 1 if settings.counted else lane_count(settings.lanes, len(states_G), group_size)
+    size = len(plays) // lanes
+    parts = [plays[i * size : (i + 1) * size] for i in range(lanes)]
+    take_turns([_play_turns(shared, part, _counter(add)) for part in parts])
+    return _everyone([as_episode(play) for play in plays if play.turns])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shared:
+    """What all lanes of a rollout share."""
+
+    model: Qwen
+    params: Params
+    settings: PlaySettings
+    group_size: int
+    key: jax.Array
+    clock: Clock | None
+    prefix: Segment | None = None  # cache of the tokens that all prompts begin with
+    common: np.ndarray | None = None  # the experts of these tokens
+
+    def with_prefix(self, prefix: Segment) -> "_Shared":
+        """Return it with the result of `read_prefix`."""
+        if not self.model.config.keep_experts:
+            return dataclasses.replace(self, prefix=prefix)
+        common = np.asarray(prefix.experts_NTX)[0]
+        prefix = dataclasses.replace(prefix, experts_NTX=None)
+        return dataclasses.replace(self, prefix=prefix, common=common)
+
+
+def _play_turns(shared: _Shared, plays: Sequence[Play], count: Callable[[int], None]) -> Lane:
+    """Play the episodes of a lane; yield the work on the device of each turn.
+
+    Args:
+      plays: whole groups, not begun.
+      count: takes the number of the lane's episodes that are over.
+    """
+    model, settings, prefix = shared.model, shared.settings, shared.prefix
+    chat, budgets = settings.chat, settings.budgets
     shard_count, mine = row_shards()
     per_shard = -(-len(plays) // shard_count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
     cache: Cache | None = None
-    prefix: Segment | None = None
-    common: np.ndarray | None = None  # the experts of the prefix
     room = Room(model.config.max_positions, budgets.max_new_tokens)
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
@@ -133,49 +174,30 @@ def rollout(
             break
         rows = row_bucket(most, per_shard) if settings.compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
-        seen = chat.images.attach(params, *(play.prompt for play in begun))
-        if (fresh or cache is None) and prefix is None and has_prefix(model, chat):
-            prefix = read_prefix(model, params, chat.prefix_ids)
-            if model.config.keep_experts:
-                common = np.asarray(prefix.experts_NTX)[0]
-                prefix = dataclasses.replace(prefix, experts_NTX=None)
+        seen = chat.images.attach(shared.params, *(play.prompt for play in begun))
         if turn == 0 and len(plays) % shard_count == 0:
-            segment, logits = _read_groups(model, seen, plays[::group_size], group_size, prefix)
+            firsts = plays[:: shared.group_size]
+            read = functools.partial(_read_groups, model, seen, firsts, shared.group_size, prefix)
         elif fresh or cache is None:
-            segment, logits = _read(model, seen, placed, longest, prefix)
+            read = functools.partial(_read, model, seen, placed, longest, prefix)
         else:
-            segment, logits = _continue(model, seen, cache, placed, longest, new)
-        if model.config.keep_experts:
-            later = bool(turn) and not fresh and cache is not None
-            segment = _note_prompts(segment, placed, common, later=later)
-        tokens_BT, logp_BT, count_B, reply = _sample_replies(
-            model,
-            params,
-            segment,
-            logits,
-            placed,
-            turn,
-            key,
-            settings,
-            functools.partial(_count_ended, count, shard_count * rows - len(plays)),
+            read = functools.partial(_continue, model, seen, cache, placed, longest, new)
+        later = bool(turn) and not fresh and cache is not None
+        counting = functools.partial(_count_ended, count, shard_count * rows - len(plays))
+        sample = functools.partial(_sample_turn, shared, read, placed, turn, counting, later=later)
+        sizes = len(placed), length_bucket(longest), length_bucket(new)
+        cache, replies = yield Job(_name_programs(shared, read, cache, *sizes), sample)
+        act_on(
+            *(replies, settings.environment, chat, budgets.max_actions, settings.limits),
+            shared.clock,
         )
-        replies = [
-            (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
-            for row, play in enumerate(placed)
-            if play is not None
-        ]
-        if model.config.keep_experts:
-            reply = _note_replies(reply, placed, count_B)
-        act_on(replies, environment, chat, budgets.max_actions, limits, clock)
-        cache = segment, reply, placed
         count(sum(play.over for play in plays))
     count(len(plays))
-    return _everyone([as_episode(play) for play in plays if play.turns])
 
 
-def _begin_counting(episodes: int) -> Callable[[int], None]:
-    """Count the episodes of the phase; return a function of the number finished so far."""
-    add, counted = begin_count(episodes, "episodes"), 0
+def _counter(add: Callable[[int], None]) -> Callable[[int], None]:
+    """Return a function of the number finished so far, which adds the newly finished."""
+    counted = 0
 
     def count(finished: int) -> None:
         nonlocal counted
@@ -189,6 +211,52 @@ def _begin_counting(episodes: int) -> Callable[[int], None]:
 def _count_ended(count: Callable[[int], None], padding: int, ended: int) -> None:
     """Count the episodes of a single turn whose rows have ended; padding rows are none of them."""
     count(ended - padding)
+
+
+def _name_programs(
+    shared: _Shared, read: functools.partial[Any], cache: Cache | None, *sizes: int
+) -> Hashable:
+    """Return a name of the programs of a turn: the same for the same programs."""
+    settings = shared.settings
+    shapes = tuple(x.shape for x in jax.tree.leaves(cache[:2] if cache else None))
+    drawing = dataclasses.replace(settings.sampling, temperature=1.0)
+    return read.func, shared.model, drawing, settings.budgets.max_new_tokens, shapes, sizes
+
+
+def _sample_turn(
+    shared: _Shared,
+    read: Callable[[], tuple[Segment, jax.Array]],
+    placed: Rows,
+    turn: int,
+    count: Callable[[int], None],
+    *,
+    later: bool,
+) -> tuple[Cache, list[tuple[Play, np.ndarray, np.ndarray]]]:
+    """Read the prompts of a turn and sample its replies.
+
+    Args:
+      read: returns the cache of the prompts and the logits after them.
+      count: as in `decode_counted`.
+      later: whether the prompts continue those of which the plays have the experts.
+
+    Returns:
+      (the cache for the next turn, (play, sampled ids, log-probs) of each reply).
+    """
+    model, params, settings = shared.model, shared.params, shared.settings
+    segment, logits = read()
+    if model.config.keep_experts:
+        segment = _note_prompts(segment, placed, shared.common, later=later)
+    tokens_BT, logp_BT, count_B, reply = _sample_replies(
+        model, params, segment, logits, placed, turn, shared.key, settings, count
+    )
+    replies = [
+        (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
+        for row, play in enumerate(placed)
+        if play is not None
+    ]
+    if model.config.keep_experts:
+        reply = _note_replies(reply, placed, count_B)
+    return (segment, reply, placed), replies
 
 
 def _sample_replies(

@@ -35,6 +35,7 @@ from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource
 from ragen_jax.rollout.counted import PART
 from ragen_jax.rollout.env_calls import EnvFailure, begin, identify
 from ragen_jax.rollout.episode import PlaySettings
+from ragen_jax.rollout.lanes import cores
 from ragen_jax.rollout.task import Task
 from ragen_jax.run import datasets
 from ragen_jax.serving.loopback import require_uvicorn
@@ -138,6 +139,7 @@ def _build(
             cache_dtype=config.rollout.cache_dtype,
             cache_kernel=config.rollout.cache_kernel,
             replay_experts=config.rollout.replay_experts,
+            lanes=cores(),
             # With several turns, the episodes that end with each turn are counted.
             counted=config.env.max_turns == 1 and config.rollout.max_new_tokens > PART,
         ),

@@ -1,0 +1,94 @@
+"""Lanes: parts of a batch that are sampled at the same time, on the cores of a CPU.
+
+A token of a small model takes XLA's CPU backend some hundred small operations, one after the other
+on one core. So the groups of a rollout are divided into lanes. Each is sampled in a thread, and
+what happens on the host between two turns (environments, prompts) stays in the caller's thread,
+lane after lane, always in the same order:
+
+    host      lane 1 | lane 2 |        lane 1 | lane 2 |
+    thread 1         | sample turn 1 |        | sample turn 2
+    thread 2                  | sample turn 1 |        | sample turn 2
+
+A lane has at least LEAST_ROWS rows, since XLA's products round differently with fewer. The episodes
+are then the same with any number of lanes, except for last digits: the first prompts of a lane are
+read together, and there are fewer of them.
+"""
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+
+from ragen_jax.core.padding import LEAST_ROWS
+from ragen_jax.core.sharding import process_count, row_shards
+
+
+class Job(NamedTuple):
+    """Work on the device, for a lane's thread."""
+
+    # Names the programs that it calls. The first job with a name runs alone, as two threads would
+    # both compile its programs.
+    name: Hashable
+    run: Callable[[], Any]
+
+
+# Yields a lane's jobs and receives their results.
+Lane = Generator[Job, Any, None]
+
+_run_before: set[Hashable] = set()  # names of jobs
+
+
+def cores() -> int:
+    """Return the number of lanes that this process can run at the same time: its CPU cores.
+
+    It is 1 if the programs run on accelerators, which compute all rows at once.
+    """
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lane_count(most: int, groups: int, group_size: int) -> int:
+    """Return the number of lanes of a rollout on the mesh in use: equal numbers of whole groups.
+
+    Args:
+      most: the most lanes.
+      groups, group_size: of the rollout.
+    """
+    if row_shards()[0] > 1 or process_count() > 1:
+        return 1
+    most = min(most, groups * group_size // LEAST_ROWS)
+    return next((n for n in range(most, 1, -1) if groups % n == 0), 1)
+
+
+def take_turns(lanes: Sequence[Lane]) -> None:
+    """Run lanes to their ends: their jobs in threads, under the mesh in use, all else here."""
+    mesh = jax.sharding.get_mesh()
+
+    def work(job):
+        with contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh):
+            return job.run()
+
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="lane") as pool:
+
+        def start(job: Job) -> Future[Any]:
+            if len(lanes) > 1:
+                if job.name in _run_before:
+                    return pool.submit(work, job)
+                _run_before.add(job.name)
+            done: Future[Any] = Future()
+            done.set_result(job.run())
+            return done
+
+        waiting = deque((lane, start(job)) for lane in lanes if (job := next(lane, None)))
+        while waiting:
+            lane, future = waiting.popleft()
+            try:
+                job = lane.send(future.result())
+            except StopIteration:
+                continue
+            waiting.append((lane, start(job)))
