@@ -26,6 +26,7 @@ from ragen_jax.programs import precompile
 from ragen_jax.programs.precompile import PlannedProgram, Precompiler, start_programs
 from ragen_jax.rollout.env_calls import begin
 from ragen_jax.rollout.play import rollout
+from ragen_jax.run import tasks as run_tasks
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import load_policy
 from ragen_jax.update.learner import sampling_policy
@@ -105,26 +106,29 @@ def test_cross_scoring_finds_what_was_compiled_for_it(agent):
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.parametrize("groups", [9, 16])  # the second in two lanes
 @pytest.mark.parametrize("context", ["single_turn", "full"])
 def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
-    agent, monkeypatch, tmp_path, context
+    agent, monkeypatch, tmp_path, context, groups
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    monkeypatch.setattr(run_tasks, "cores", lambda: 2)
+    jax.clear_caches()
     config = agent.config.copy_and_resolve_references()
     config.model.path = str(agent.directory)
     config.env.context = context
     config.env.max_turns = 1 if context == "full" else 2
     config.env.prompt = "terse"
-    config.rollout.update(groups=9, group_size=8)
-    config.eval.update(episodes=144, top_k=7)
+    config.rollout.update(groups=groups, group_size=8)
+    config.eval.update(episodes=16 * groups, top_k=7)
     config.diagnose.every = 0
     mesh, sampling_mesh = build_meshes(config)
     model, params, _, tasks = load_policy(config, tmp_path)
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     policy = sampling_policy(learner, state)
     programs = start_programs(config, learner, state, policy, tasks)
-    # Programs for 72 rows and, for the remaining rows with their own prompts, 64 rows; with two
-    # samplings, and for the first turns of groups.
+    # Programs for 72 rows and, for the remaining rows with their own prompts, 64 rows (in lanes: 64
+    # rows only); with two samplings, and for the first turns of groups.
     assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
     with compiling.monitor_compilation() as monitor:
@@ -137,8 +141,8 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
                 model,
                 policy,
                 dataclasses.replace(task.settings, compact=True, slots=0, chunk=0),
-                list(range(9)),
-                begin(task.settings.environment, list(range(9)), task.settings.limits),
+                list(range(groups)),
+                begin(task.settings.environment, list(range(groups)), task.settings.limits),
                 group_size=8,
                 key=task.key,
             )
