@@ -43,9 +43,10 @@ _run_before: set[Hashable] = set()  # names of jobs
 
 
 def cores() -> int:
-    """Return the number of lanes that this process can run at the same time: its CPU cores.
+    """Return the number of CPU cores that this process may use for lanes.
 
-    It is 1 if the programs run on accelerators, which compute all rows at once.
+    It is 1 if the programs run on several devices or on accelerators, which compute all rows at
+    once.
     """
     if jax.default_backend() != "cpu" or jax.device_count() > 1:
         return 1

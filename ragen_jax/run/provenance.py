@@ -21,6 +21,7 @@ from ragen_jax.core.domains import plain
 from ragen_jax.envs import ENVS, MODULE_CLASS
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.model import hf
+from ragen_jax.rollout.lanes import cores
 from ragen_jax.run.run_files import policy_directory
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
@@ -67,6 +68,7 @@ def provenance_of(config: Config, python: str) -> Provenance:
     found |= {
         "devices": f"{jax.device_count()} x {device.device_kind}",
         "processes": str(jax.process_count()),
+        "cores": str(cores()),
         "backend": f"{device.platform} {platform}",
     }
     for name, c in per_task_configs(config).items():

@@ -90,10 +90,11 @@ def test_devices_versions_and_sources_are_recorded(monkeypatch):
     assert before["jax"] == jax.__version__ and len(before["sources of ragen_jax"]) == 64
     monkeypatch.setattr(provenance.metadata, "version", lambda name: f"9 of {name}")
     monkeypatch.setattr(jax, "device_count", lambda: 64)
+    monkeypatch.setattr(provenance, "cores", lambda: 64)
     now = provenance_of(config, "3.13.0")
     changed = {name for name in now if now[name] != before[name]}
     packages = ["jax", "jaxlib", "flax", "optax", "numpy", "transformers", "tokenizers"]
-    assert changed >= {"python", "devices", *packages}
+    assert changed >= {"python", "devices", "cores", *packages}
     assert "sources of ragen_jax" not in changed
 
 
