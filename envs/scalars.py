@@ -29,8 +29,6 @@ def real_number(value: Any) -> float | None:
     numbers beyond the range of a float become NaN or an infinity: the caller checks the range.
     Complex numbers and texts are not real scalars.
     """
-    if type(value) is float:  # nearly always; the abstract class takes longer to ask
-        return value
     value = plain_scalar(value)
     # np.timedelta64 counts as an integer.
     if not isinstance(value, (numbers.Real, Decimal)) or isinstance(value, np.timedelta64):

@@ -324,7 +324,7 @@ def plain_ids(
     pieces = [clean_text(text)]
     while True:
         try:
-            encoded = _encode(tokenizer, pieces)
+            encoded = encode_texts(tokenizer, pieces)
         except Exception as error:  # a third-party tokenizer may raise any exception
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise PromptError(f"the tokenizer refuses {text!r:.80}: {reason:.200}") from error
@@ -339,12 +339,15 @@ def plain_ids(
         ]
 
 
-def _encode(tokenizer: "PreTrainedTokenizerFast", texts: list[str]) -> list["Encoding"]:
+def encode_texts(tokenizer: "PreTrainedTokenizerFast", texts: list[str]) -> list["Encoding"]:
     """Encode texts without the special tokens that begin or end a sequence.
 
     A call of transformers' tokenizer takes twice as long as what it calls, for a short text. It is
     needed for classes with code of their own, and to end the truncation or padding that a
     tokenizer's file or another call has set.
+
+    Raises:
+      TypeError: the tokenizer is none of the `tokenizers` library. It may raise other errors.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -354,7 +357,9 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", texts: list[str]) -> list["Enc
         if whole and backend.encode_special_tokens == tokenizer.split_special_tokens:
             return backend.encode_batch(texts, add_special_tokens=False)
     found = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-    return found.encodings or []
+    if found.encodings is None:
+        raise TypeError(f"{type(tokenizer).__name__} is not a tokenizer of the tokenizers library")
+    return found.encodings
 
 
 def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:

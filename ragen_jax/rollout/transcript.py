@@ -26,7 +26,7 @@ import numpy as np
 from ragen_jax.core.clean_text import clean_text
 from ragen_jax.core.types import Turn
 from ragen_jax.envs.types import IMAGE
-from ragen_jax.model.template import ASKED_TO_THINK, Template
+from ragen_jax.model.template import ASKED_TO_THINK, Template, encode_texts
 from ragen_jax.rollout.chat import Chat
 
 # How a reply ends.
@@ -221,5 +221,5 @@ def _parts(content: Content) -> str | list[dict[str, Any]]:
 
 
 def _encode(template: Template, text: str) -> np.ndarray:
-    ids = template.tokenizer(text, add_special_tokens=False, return_attention_mask=False)
-    return np.asarray(ids["input_ids"], np.int32)
+    (encoding,) = encode_texts(template.tokenizer, [text])
+    return np.asarray(encoding.ids, np.int32)
