@@ -9,49 +9,67 @@ A user's own environment needs no entry: its name is MODULE:CLASS, where Python 
 import importlib
 import inspect
 import re
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from ragen_jax.envs.bandit import Bandit
-from ragen_jax.envs.countdown import Countdown
-from ragen_jax.envs.dataset import Dataset
-from ragen_jax.envs.deepcoder import DeepCoder
-from ragen_jax.envs.frozen_lake import FrozenLake
-from ragen_jax.envs.game_2048 import Game2048
-from ragen_jax.envs.gymnasium_text import Gymnasium
-from ragen_jax.envs.harness import Harness
-from ragen_jax.envs.metamathqa import MetaMathQA
-from ragen_jax.envs.openenv_server import OpenEnv
 from ragen_jax.envs.own_code import files_hash, own_files
-from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
-from ragen_jax.envs.rubik import Rubik
-from ragen_jax.envs.search_qa import SearchQA
-from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.sudoku import Sudoku
-from ragen_jax.envs.textarena_games import TextArena
 from ragen_jax.envs.types import Environment, EnvironmentClass
-from ragen_jax.envs.verifiers_tasks import Verifiers
-from ragen_jax.envs.webshop import WebShop
 
-ENVS: dict[str, EnvironmentClass] = {
-    "bandit": Bandit,
-    "countdown": Countdown,
-    "dataset": Dataset,
-    "deepcoder": DeepCoder,
-    "frozen_lake": FrozenLake,
-    "game_2048": Game2048,
-    "gymnasium": Gymnasium,
-    "harness": Harness,
-    "metamathqa": MetaMathQA,
-    "openenv": OpenEnv,
-    "reasoning_gym": ReasoningGym,
-    "rubik": Rubik,
-    "search_qa": SearchQA,
-    "sokoban": Sokoban,
-    "sudoku": Sudoku,
-    "textarena": TextArena,
-    "verifiers": Verifiers,
-    "webshop": WebShop,
-}
+
+class Classes(MutableMapping[str, EnvironmentClass]):
+    """Environment classes by name; a module of this package is imported when its class is read.
+
+    A command needs one environment of many, whose imports take a tenth of a second together.
+    """
+
+    def __init__(self, **places: str) -> None:
+        """Create it from MODULE:CLASS of each name, with MODULE in this package."""
+        self._classes: dict[str, EnvironmentClass | str] = {**places}
+
+    def __getitem__(self, name: str) -> EnvironmentClass:
+        found = self._classes[name]
+        if isinstance(found, str):
+            module, _, kind = found.partition(":")
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), kind)
+            self._classes[name] = found
+        return found
+
+    def __setitem__(self, name: str, value: EnvironmentClass) -> None:
+        self._classes[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __contains__(self, name: object) -> bool:  # without importing the class
+        return name in self._classes
+
+
+ENVS = Classes(
+    bandit="bandit:Bandit",
+    countdown="countdown:Countdown",
+    dataset="dataset:Dataset",
+    deepcoder="deepcoder:DeepCoder",
+    frozen_lake="frozen_lake:FrozenLake",
+    game_2048="game_2048:Game2048",
+    gymnasium="gymnasium_text:Gymnasium",
+    harness="harness:Harness",
+    metamathqa="metamathqa:MetaMathQA",
+    openenv="openenv_server:OpenEnv",
+    reasoning_gym="reasoning_gym_tasks:ReasoningGym",
+    rubik="rubik:Rubik",
+    search_qa="search_qa:SearchQA",
+    sokoban="sokoban:Sokoban",
+    sudoku="sudoku:Sudoku",
+    textarena="textarena_games:TextArena",
+    verifiers="verifiers_tasks:Verifiers",
+    webshop="webshop:WebShop",
+)
 
 # Options that name code, or decide what is called with which arguments: a Gymnasium id may begin
 # with a module, and some registered environments build any other environment from their arguments.

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import TypeVar
 
-from ragen_jax.core.randomness import philox, restart
+from ragen_jax.core.randomness import philox, restarts
 
 # Split -> percentage of all problems.
 SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}
@@ -29,13 +29,13 @@ class Draws:
     """
 
     def __init__(self, seed: int, attempt: int, tag: int) -> None:
-        self._seed, self._tag = seed, tag
         self._philox = philox(tag, seed, attempt)
+        self._restart = restarts(self._philox, tag, seed)
         self._bits, self._count = 0, 0
 
     def restart(self, attempt: int) -> None:
         """Draw as new `Draws` of this attempt would, which take longer to make."""
-        restart(self._philox, self._tag, self._seed, attempt)
+        self._restart(attempt)
         self._bits, self._count = 0, 0
 
     def below(self, n: int) -> int:

@@ -9,6 +9,7 @@ shift that leaves the grid ends in the extra cells (or beyond the last row) and 
 Rooms with an open border are therefore safe: the outside counts as wall.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -72,23 +73,42 @@ def shifts(stride: int) -> tuple[tuple[int, int], ...]:
 
 def grid_text(state: State) -> str:
     """Return the rows of symbols joined by newlines, without a trailing newline."""
-    room, boxes, player = state.room, state.boxes, state.player
-    floor, targets, stride = room.floor, room.targets, room.width + 1
-    rows = []
-    for start in range(stride, stride * (room.height + 1), stride):
-        row = ""
-        for cell in range(start, start + room.width):
-            bit = 1 << cell
-            if not floor & bit:
-                row += "#"
-            elif boxes & bit:
-                row += "√" if targets & bit else "X"
-            elif cell == player:
-                row += "S" if targets & bit else "P"
-            else:
-                row += "O" if targets & bit else "_"
-        rows.append(row)
+    return _text(state.room, state.boxes, 1 << state.player)
+
+
+def layout_text(room: Room) -> str:
+    """Return the `grid_text` of a room without its boxes and player."""
+    return _text(room, 0, 0)
+
+
+def _text(room: Room, boxes: int, player: int) -> str:
+    """Return the text of a room with these boxes and this player, both bit sets."""
+    width, floor, targets = room.width, room.floor, room.targets
+    row = (1 << width) - 1
+    rows = [
+        _row_text(
+            *(width, floor >> first & row, boxes >> first & row),
+            *(player >> first & row, targets >> first & row),
+        )
+        for first in range(width + 1, (width + 1) * (room.height + 1), width + 1)
+    ]
     return "\n".join(rows)
+
+
+@functools.lru_cache(maxsize=1 << 14)  # a room has few different rows, which are slow to draw
+def _row_text(width: int, floor: int, boxes: int, player: int, targets: int) -> str:
+    """Return the symbols of a row, from bit sets of its columns."""
+
+    def symbol(bit):
+        if not floor & bit:
+            return WALL
+        if boxes & bit:
+            return BOX_ON_TARGET if targets & bit else BOX
+        if player & bit:
+            return PLAYER_ON_TARGET if targets & bit else PLAYER
+        return TARGET if targets & bit else FLOOR
+
+    return "".join(symbol(1 << column) for column in range(width))
 
 
 def parse(text: str) -> State:

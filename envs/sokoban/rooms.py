@@ -5,7 +5,7 @@ and pull them away: a reversed pull is a push, so the room can always be solved.
 """
 
 from ragen_jax.envs.problems import MAX_ATTEMPTS, Draws, canonical_grid, split_by_hash
-from ragen_jax.envs.sokoban.board import Room, State, grid_text, shifts
+from ragen_jax.envs.sokoban.board import Room, State, layout_text, shifts
 from ragen_jax.envs.sokoban.solver import solve
 
 # A room keeps at least this much of its interior as floor, and its boxes are pulled up to
@@ -35,11 +35,8 @@ def generate(
     draws = Draws(seed, 0, TAG)
     for attempt in range(MAX_ATTEMPTS):
         draws.restart(attempt)
-        state = draw_room(draws, size, num_boxes)
+        state = draw_room(draws, size, num_boxes, split)
         if state is None:
-            continue
-        # The hash costs a fraction of the search, so it is checked first.
-        if split is not None and split_of(grid_text(state)) != split:
             continue
         if max_solution is not None:
             plan = solve(state, max_moves=max_solution)
@@ -55,8 +52,13 @@ def generate(
     )
 
 
-def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | None:
-    """Make one attempt at an unsolved, solvable room; None if it is too small or no box moved."""
+def draw_room(
+    draws: Draws, size: tuple[int, int], num_boxes: int, split: str | None = None
+) -> State | None:
+    """Make one attempt at an unsolved, solvable room.
+
+    Return None if it is too small, no box moved, or it is not of the split (None: any).
+    """
     height, width = size
     stride = width + 1
     board_bits = (height + 1) * stride
@@ -67,6 +69,10 @@ def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | No
     targets = 0
     for _ in range(num_boxes):
         targets |= draws.member(floor & ~targets)
+    room = Room(height, width, floor, targets)
+    # Most rooms are of another split, and the hash costs a fraction of all that follows.
+    if split is not None and _split_of_layout(layout_text(room)) != split:
+        return None
     boxes = targets
     steps = shifts(stride)
     reach = _reach(draws.member(floor & ~boxes), floor & ~boxes, stride)
@@ -90,7 +96,7 @@ def draw_room(draws: Draws, size: tuple[int, int], num_boxes: int) -> State | No
         return None
     # The player can walk back from every cell that it can walk to.
     player = draws.member(reach).bit_length() - 1
-    return State(Room(height, width, floor, targets), boxes, player)
+    return State(room, boxes, player)
 
 
 def _carve(draws: Draws, height: int, width: int) -> int:
@@ -138,4 +144,8 @@ def split_of(text: str) -> str:
     Splits therefore share no room and no position reached by playing a room: every state of an
     imitated episode stays in the imitation split.
     """
-    return split_by_hash("sokoban", canonical_grid(text.translate(_LAYOUT)))
+    return _split_of_layout(text.translate(_LAYOUT))
+
+
+def _split_of_layout(text: str) -> str:
+    return split_by_hash("sokoban", canonical_grid(text))
