@@ -296,7 +296,6 @@ def run_command(
     """
 
     def parse(argv):
-        collect_garbage_less_often()
         if help.is_asked(argv):
             print(help.help_text(list(named_configs())))
             sys.exit(0)
@@ -370,6 +369,7 @@ def run_parsed(main: Callable[[Any], None], parse: Callable[[Sequence[str]], Any
         with disk_errors():
             main(parsed)
 
+    collect_garbage_less_often()
     set_up_console()
     logging.set_verbosity(logging.ERROR)  # for libraries; ragen_jax prints to the console
     logging.get_absl_handler().python_handler.setStream(sys.stderr)

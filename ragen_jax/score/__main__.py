@@ -29,7 +29,7 @@ from pathlib import Path
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.core.memory import collect_garbage_less_often, keep_freed_memory
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.model import hf
 from ragen_jax.score.encode import ANSWER, THINK
 from ragen_jax.score.follow import LOOK_SECONDS, follow_files
@@ -143,6 +143,5 @@ if __name__ == "__main__":
     FOLLOW = flags.DEFINE_bool("follow", False, "Score new steps while the files grow.")
     GATE = flags.DEFINE_bool("gate", False, f"Exit with code {RED} if the page is red.")
     SAMPLE = flags.DEFINE_bool("sample", False, "Score the rollouts that come with ragen_jax.")
-    collect_garbage_less_often()
     keep_freed_memory()
     command.run_parsed(main, parse)

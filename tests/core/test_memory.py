@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.medium
-
 COMMAND = """
 import gc, json, weakref
 from ragen_jax.config import command_line
@@ -34,6 +32,7 @@ command_line.run_command(main)
 """
 
 
+@pytest.mark.medium
 def test_commands_collect_garbage_less_often(tmp_path):
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -44,3 +43,18 @@ def test_commands_collect_garbage_less_often(tmp_path):
     young, middle, old = found["runs"]  # Python's own thresholds: about 390, 38 and 1
     assert 5 <= young + middle <= 20 and old == 0
     assert found["made"] < 50_000  # a cycle is found when the next objects are made
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("first", "module", "expected"),
+    [("-m", "ragen_jax.train", 500_000), ("-m", "mine.train", 700), ("train", "ragen_jax", 700)],
+)
+def test_only_commands_import_without_collecting_garbage(first, module, expected):
+    code = (
+        f"import gc, sys; sys.argv[0] = {first!r}; import ragen_jax; print(gc.get_threshold()[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, module], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout.split()[0]) == expected
