@@ -119,8 +119,14 @@ def start_plays(
     observation_G: Sequence[str | Observation | EnvFailure],
     group_size: int,
     key: jax.Array,
+    *,
+    first: int = 0,
 ) -> list[Play]:
-    """Return the `Play`s of a batch, group by group; `key` as in `rollout`."""
+    """Return the `Play`s of a batch, group by group; `key` as in `rollout`.
+
+    Args:
+      first: index of the first group.
+    """
     noise = key_word(key)  # the environment's noise (such as slips) is keyed like the draws
     starts = zip(seeds_G, states_G, observation_G, strict=True)
     return [
@@ -133,7 +139,7 @@ def start_plays(
             observation="" if isinstance(shown, EnvFailure) else shown,
             error=shown.traceback if isinstance(shown, EnvFailure) else "",
         )
-        for group, (seed, state, shown) in enumerate(starts)
+        for group, (seed, state, shown) in enumerate(starts, first)
         for member in range(group_size)
     ]
 

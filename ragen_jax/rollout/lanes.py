@@ -9,6 +9,9 @@ lane after lane, always in the same order:
     thread 1         | sample turn 1 |        | sample turn 2
     thread 2                  | sample turn 1 |        | sample turn 2
 
+As many lanes as cores run at a time. The problems of an evaluation are in more lanes; one begins
+when another ends.
+
 A lane has at least LEAST_ROWS rows, since XLA's products round differently with fewer. The episodes
 are then the same with any number of lanes, except for last digits: the first prompts of a lane are
 read together, and there are fewer of them.
@@ -17,7 +20,7 @@ read together, and there are fewer of them.
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -36,8 +39,8 @@ class Job(NamedTuple):
     run: Callable[[], Any]
 
 
-# Yields a lane's jobs and receives their results.
-Lane = Generator[Job, Any, None]
+# Yields a lane's jobs and receives their results; it returns its own.
+Lane = Generator[Job, Any, Any]
 
 _run_before: set[Hashable] = set()  # names of jobs
 
@@ -66,30 +69,56 @@ def lane_count(most: int, groups: int, group_size: int) -> int:
     return next((n for n in range(most, 1, -1) if groups % n == 0), 1)
 
 
-def take_turns(lanes: Sequence[Lane]) -> None:
-    """Run lanes to their ends: their jobs in threads, under the mesh in use, all else here."""
+def take_turns(lanes: Iterable[Lane], most: int) -> list[Any]:
+    """Run lanes to their ends: their jobs in threads, under the mesh in use, all else here.
+
+    Args:
+      most: number of lanes that run at the same time; a later one begins when another ends.
+
+    Returns:
+      what each lane returns.
+    """
     mesh = jax.sharding.get_mesh()
 
     def work(job):
         with contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh):
             return job.run()
 
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="lane") as pool:
+    def submit(job: Job) -> Future[Any]:
+        if most > 1:
+            if job.name in _run_before:
+                return pool.submit(work, job)
+            _run_before.add(job.name)
+        done: Future[Any] = Future()
+        done.set_result(job.run())
+        return done
 
-        def start(job: Job) -> Future[Any]:
-            if len(lanes) > 1:
-                if job.name in _run_before:
-                    return pool.submit(work, job)
-                _run_before.add(job.name)
-            done: Future[Any] = Future()
-            done.set_result(job.run())
-            return done
+    results: dict[int, Any] = {}
+    waiting: deque[tuple[int, Lane, Future[Any]]] = deque()
 
-        waiting = deque((lane, start(job)) for lane in lanes if (job := next(lane, None)))
+    def go_on(number: int, lane: Lane, result: Any) -> bool:
+        """Continue a lane; return whether it has another job."""
+        try:
+            job = lane.send(result)
+        except StopIteration as end:
+            results[number] = end.value
+            return False
+        waiting.append((number, lane, submit(job)))
+        return True
+
+    later = iter(enumerate(lanes))
+
+    def begin_one() -> None:
+        """Begin the next lane that has a job, if any."""
+        for number, lane in later:
+            if go_on(number, lane, None):
+                return
+
+    with ThreadPoolExecutor(most, thread_name_prefix="lane") as pool:
+        for _ in range(most):
+            begin_one()
         while waiting:
-            lane, future = waiting.popleft()
-            try:
-                job = lane.send(future.result())
-            except StopIteration:
-                continue
-            waiting.append((lane, start(job)))
+            number, lane, future = waiting.popleft()
+            if not go_on(number, lane, future.result()):
+                begin_one()
+    return [results[number] for number in sorted(results)]

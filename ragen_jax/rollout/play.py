@@ -12,6 +12,7 @@ process gets every episode.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ def rollout(
     *,
     group_size: int,
     key: jax.Array,
+    rows: int | None = None,
     clock: Clock | None = None,
 ) -> list[Episode]:
     """Play `group_size` episodes of each initial state.
@@ -79,6 +81,8 @@ def rollout(
       model, params: the policy.
       seeds_G, states_G: environment seeds and their initial states.
       key: typed PRNG key of the run and purpose; draws fold in seed, member, turn, token index.
+      rows: the most episodes at a time, as far as whole groups allow; None: all. With slots or a
+        chunk, the number of slots if settings.slots is 0: an episode starts as soon as one is free.
       clock: adds up the time spent in environments.
 
     Returns:
@@ -95,29 +99,55 @@ def rollout(
         platform=platform_of(params),
         keep_experts=settings.replay_experts and not harness,
     )
-    environment = settings.environment
-    observation_G = observe(environment, states_G, settings.limits, clock)
-    plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
+    environment, groups = settings.environment, len(states_G)
+
+    def start(part: slice) -> list[Play]:
+        shown = observe(environment, states_G[part], settings.limits, clock)
+        return start_plays(seeds_G[part], states_G[part], shown, group_size, key, first=part.start)
+
+    everything = slice(0, groups)
+    if settings.slots or settings.chunk:
+        settings = dataclasses.replace(settings, slots=settings.slots or rows or 0)
+        rows = None
+    at_a_time = groups if rows is None else max(1, rows // group_size)
     if isinstance(environment, HarnessEnvironment):
         # Imported here: the endpoint imports from this package, and its library is an extra.
         from ragen_jax.serving.play import play_sessions
 
-        play_sessions(model, params, settings, plays, key=key, clock=clock)
-        return [as_episode(play) for play in plays]
-    add = begin_count(len(plays), "episodes")
+        episodes = []
+        for part in _parts(everything, at_a_time):
+            plays = start(part)
+            play_sessions(model, params, settings, plays, key=key, clock=clock)
+            episodes += map(as_episode, plays)
+        return episodes
+    add = begin_count(groups * group_size, "episodes")
     if settings.slots or settings.chunk:
-        count = _counter(add)
+        count, plays = _counter(add), start(everything)
         play_in_slots(model, params, settings, plays, key=key, clock=clock, count=count)
         count(len(plays))
         return _everyone([as_episode(play) for play in plays if play.turns])
     shared = _Shared(model, params, settings, group_size, key, clock)
     if has_prefix(model, settings.chat):
         shared = shared.with_prefix(read_prefix(model, params, settings.chat.prefix_ids))
-    lanes = 1 if settings.counted else lane_count(settings.lanes, len(states_G), group_size)
-    size = len(plays) // lanes
-    parts = [plays[i * size : (i + 1) * size] for i in range(lanes)]
-    take_turns([_play_turns(shared, part, _counter(add)) for part in parts])
-    return _everyone([as_episode(play) for play in plays if play.turns])
+    most = 1 if settings.counted else settings.lanes
+    lanes = [
+        _play_turns(shared, functools.partial(start, part), _counter(add))
+        for batch in _parts(everything, at_a_time)
+        for part in _parts(batch, _lane_groups(batch, most, group_size))
+    ]
+    return _everyone(list(itertools.chain.from_iterable(take_turns(lanes, most))))
+
+
+def _parts(whole: slice, size: int) -> list[slice]:
+    """Divide a slice into parts of `size`; the last one may be shorter."""
+    starts = range(whole.start, whole.stop, max(1, size))
+    return [slice(start, min(start + size, whole.stop)) for start in starts]
+
+
+def _lane_groups(batch: slice, most: int, group_size: int) -> int:
+    """Return the number of groups of each lane of a batch of groups."""
+    groups = batch.stop - batch.start
+    return groups // lane_count(most, groups, group_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +172,19 @@ class _Shared:
         return dataclasses.replace(self, prefix=prefix, common=common)
 
 
-def _play_turns(shared: _Shared, plays: Sequence[Play], count: Callable[[int], None]) -> Lane:
+def _play_turns(
+    shared: _Shared, start: Callable[[], list[Play]], count: Callable[[int], None]
+) -> Lane:
     """Play the episodes of a lane; yield the work on the device of each turn.
 
     Args:
-      plays: whole groups, not begun.
+      start: returns the plays, of whole groups.
       count: takes the number of the lane's episodes that are over.
+
+    Returns:
+      this process's episodes.
     """
+    plays = start()
     model, settings, prefix = shared.model, shared.settings, shared.prefix
     chat, budgets = settings.chat, settings.budgets
     shard_count, mine = row_shards()
@@ -193,6 +229,7 @@ def _play_turns(shared: _Shared, plays: Sequence[Play], count: Callable[[int], N
         )
         count(sum(play.over for play in plays))
     count(len(plays))
+    return [as_episode(play) for play in plays if play.turns]
 
 
 def _counter(add: Callable[[int], None]) -> Callable[[int], None]:

@@ -25,8 +25,9 @@ from ragen_jax.envs.types import SolvableEnvironment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
-from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.heldout import summarise
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.preemption import Preemption, exit_code
 from ragen_jax.storage.console import console
@@ -220,7 +221,7 @@ def _play(model: Qwen, policy: Params, task: Task) -> Metrics:
     c = task.config
     _, mesh = build_meshes(c)
     with jax.set_mesh(mesh):
-        episodes = play_problems(
+        episodes = rollout(
             model,
             policy,
             PlaySettings(
@@ -232,7 +233,7 @@ def _play(model: Qwen, policy: Params, task: Task) -> Metrics:
             ),
             task.seeds,
             task.states,
-            samples=1,
+            group_size=1,
             rows=c.rollout.groups * c.rollout.group_size,
             key=stream_key(Purpose.WARMSTART_CHECK, c.warmstart.seed),
         )

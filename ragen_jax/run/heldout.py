@@ -5,7 +5,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from ragen_jax.algorithm.rewards import episode_returns, success_is_defined
@@ -15,51 +14,14 @@ from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.asking import ask_metrics
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
-from ragen_jax.envs.types import AskingEnvironment, SolvableEnvironment, State
+from ragen_jax.envs.types import AskingEnvironment, SolvableEnvironment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.env_calls import EnvFailure, StepRequest, act, attempt
-from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.episode import Sampling
 from ragen_jax.rollout.play import rollout
 from ragen_jax.rollout.task import Task
 
 CHANCE_PROBLEMS = 256  # largest number of problems that `chance_success` plays
-
-
-def play_problems(
-    model: Qwen,
-    params: Params,
-    settings: PlaySettings,
-    seeds: Sequence[int],
-    states: Sequence[State],
-    *,
-    samples: int,
-    rows: int,
-    key: jax.Array,
-) -> list[Episode]:
-    """Play every problem `samples` times, about `rows` episodes at a time or in slots.
-
-    The random noise of an episode depends only on `key`, the problem's seed and the member, so two
-    policies play the same problems with the same noise.
-
-    Args:
-      settings: as in `rollout`. With slots or a chunk, all problems are played in one rollout of
-        `slots` slots (0: `rows` slots); a problem starts as soon as a slot is free.
-
-    Returns:
-      the episodes, problem by problem; `group` is the index of the problem.
-    """
-    at_a_time = max(1, rows // samples)
-    if settings.slots or settings.chunk:
-        at_a_time = len(seeds)
-        settings = dataclasses.replace(settings, slots=settings.slots or rows)
-    episodes = []
-    for start in range(0, len(seeds), at_a_time):
-        part = slice(start, start + at_a_time)
-        played = rollout(
-            model, params, settings, seeds[part], states[part], group_size=samples, key=key
-        )
-        episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
-    return episodes
 
 
 def play_heldout(
@@ -72,21 +34,28 @@ def play_heldout(
     problems: slice = slice(None),
     samples: int = 1,
 ) -> list[Episode]:
-    """Play a task's held-out problems with `play_problems`, with the same noise every time.
+    """Play a task's held-out problems, as many episodes at a time as in training.
+
+    The random noise of an episode depends only on the purpose, the problem's seed and the member,
+    so two policies play the same problems with the same noise.
 
     Args:
       purpose: selects the stream of random noise.
       problems: which of the held-out problems to play.
+      samples: episodes per problem.
+
+    Returns:
+      the episodes, problem by problem; `group` is the index of the problem.
     """
     settings = task.heldout_settings(sampling)
     seeds, states = task.heldout or ((), ())
-    return play_problems(
+    return rollout(
         model,
         params,
         settings,
         seeds[problems],
         states[problems],
-        samples=samples,
+        group_size=samples,
         rows=task.groups * task.group_size,
         key=stream_key(purpose, task.eval_seed),
     )

@@ -49,10 +49,8 @@ from ragen_jax.model.vision.images import Grid, preprocess
 from ragen_jax.model.vision.positions import Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.episode import (
-    PlaySettings,
-    Sampling,
-)
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.run import datasets
 from ragen_jax.run.demonstrations import (
     FEW_PROBLEMS,
@@ -65,7 +63,6 @@ from ragen_jax.run.demonstrations import (
     imitation_settings,
     style_fractions,
 )
-from ragen_jax.run.heldout import play_problems
 from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import settings_hash
@@ -259,7 +256,7 @@ def _success(
 
     Return 0 if all broke.
     """
-    episodes = play_problems(
+    episodes = rollout(
         model,
         params,
         PlaySettings(
@@ -271,7 +268,7 @@ def _success(
         ),
         seeds,
         states,
-        samples=1,
+        group_size=1,
         rows=config.rollout.groups * config.rollout.group_size,
         key=stream_key(Purpose.WARMSTART_CHECK, config.warmstart.seed),
     )

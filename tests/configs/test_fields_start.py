@@ -214,7 +214,7 @@ def imitated(tmp_path_factory):
     @once
     def stage(config, given):
         shapes, held, batches, checked, episodes, refused = [], [], [], [], [], ""
-        make_batch, play = imitate.make_batch, imitate.play_problems
+        make_batch, play = imitate.make_batch, imitate.rollout
         step = imitate._imitation_step
 
         def make_batch_seen(found):
@@ -235,7 +235,7 @@ def imitated(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(imitate, "make_batch", make_batch_seen)
             patch.setattr(imitate, "_imitation_step", step_seen)
-            patch.setattr(imitate, "play_problems", play_seen)
+            patch.setattr(imitate, "rollout", play_seen)
             try:
                 imitate.imitate(config, tmp_path_factory.getbasetemp() / "imitated")
             except ValueError as error:

@@ -1,6 +1,5 @@
 """lanes.py: parts of a batch that are sampled at the same time."""
 
-import dataclasses
 import threading
 
 import jax
@@ -8,7 +7,7 @@ import pytest
 from episode_equality import assert_same_episode
 
 from ragen_jax.core.sharding import make_mesh
-from ragen_jax.rollout import lanes
+from ragen_jax.rollout import lanes, play, sample
 from ragen_jax.rollout.chat import ChatFormat, make_chat
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.lanes import Job, lane_count, take_turns
@@ -66,11 +65,32 @@ def test_jobs_run_side_by_side_and_all_else_in_turns():
             found, thread, used = yield Job("program", run)
             assert found == turn and used == mesh
             assert (thread == here) == (number == 0 and turn == 0)  # the first runs alone
+        return f"lane {number}"
 
     with jax.set_mesh(mesh):
-        take_turns([lane(0, 3), lane(1, 5)])
+        assert take_turns([lane(0, 3), lane(1, 5)], 2) == ["lane 0", "lane 1"]
     order = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (1, 3), (1, 4)]
     assert seen == [(*place, True) for place in order]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_lane_begins_when_another_ends(most):
+    turns, active, seen = [2, 0, 4, 1, 3], set(), []
+
+    def lane(number):
+        active.add(number)
+        for _ in range(turns[number]):
+            yield Job("program", lambda: None)
+            seen.append((number, len(active)))
+        active.remove(number)
+        return number
+
+    assert take_turns(map(lane, range(5)), most) == [0, 1, 2, 3, 4]
+    assert [number for number, _ in seen].count(2) == 4 and len(seen) == sum(turns)
+    assert max(at_a_time for _, at_a_time in seen) == most
+    if most == 2:  # lane 1 ends at once; lane 3 begins when lane 0 has ended
+        assert [number for number, _ in seen] == [0, 2, 0, 2, 3, 2, 4, 2, 4, 4]
 
 
 @pytest.mark.fast
@@ -87,7 +107,7 @@ def test_an_error_of_a_lane_is_raised(known):
         yield Job("program", run)
 
     with pytest.raises(ZeroDivisionError, match="as XLA does"):
-        take_turns([lane(False), lane(True)])
+        take_turns([lane(False), lane(True)], 2)
 
 
 class OneThread:
@@ -108,6 +128,43 @@ class OneThread:
         if self.broken is not None and state.room == self.broken.room:
             raise RuntimeError("out of order")
         return self.environment.step(state, action, rng)
+
+
+@pytest.mark.medium
+def test_batches_are_numbered_through_and_limit_the_rows(agent, monkeypatch):
+    seeds = list(range(100, 105))
+    states = [agent.environment.reset(seed) for seed in seeds]
+    format = ChatFormat(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=10)
+    chat = make_chat(agent.tokenizer, agent.environment, format)
+    settings = PlaySettings(
+        chat,
+        agent.environment,
+        budgets=Budgets(max_turns=2, max_actions=10, max_new_tokens=24),
+        sampling=Sampling(temperature=1.0),
+        lanes=2,
+    )
+    asked = []
+
+    def decode(model, params, segment, logits, keys_B, *others, **settings):
+        asked.append(len(keys_B))
+        return sample.decode(model, params, segment, logits, keys_B, *others, **settings)
+
+    monkeypatch.setattr(play, "decode", decode)
+
+    def played(rows):
+        asked.clear()
+        options = dict(group_size=32, rows=rows, key=KEY)
+        return rollout(agent.model, agent.params, settings, seeds, states, **options)
+
+    whole = played(None)
+    assert max(asked) == 160  # five groups cannot be divided into two equal lanes
+    for rows, largest in ((128, 64), (70, 64), (1, 32)):
+        found = played(rows)
+        assert [(e.group, e.member) for e in found] == [(g, k) for g in range(5) for k in range(32)]
+        assert max(asked) == largest
+        for a, b in zip(whole, found, strict=True):
+            assert_same_episode(agent.model, agent.params, KEY, a, b)
+    assert rollout(agent.model, agent.params, settings, [], [], group_size=2, rows=4, key=KEY) == []
 
 
 @pytest.mark.medium
@@ -145,7 +202,6 @@ def test_lanes_do_not_change_episodes(agent, context, turns):
     again = play(4)  # now with every lane in a thread
     assert len(lanes._run_before) == names
     for a, b in zip(found, again, strict=True):
-        assert dataclasses.asdict(a).keys() == dataclasses.asdict(b).keys()
         assert_same_episode(agent.model, agent.params, KEY, a, b)
     assert len({e.turns[0].sampled.tobytes() for e in one}) > 16  # they differ from each other
 

@@ -28,7 +28,6 @@ from ragen_jax.rollout.expected import expected_lengths, expected_programs
 from ragen_jax.rollout.play import rollout
 from ragen_jax.rollout.sample import DecodeSettings
 from ragen_jax.rollout.task import CollectSettings
-from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
 
 SEED = 2**31 - 2  # run seed; its problems' seeds have 63 bits
@@ -270,13 +269,13 @@ def test_held_out_problems_take_slots_in_turn():
     states = [task.settings.environment.reset(seed) for seed in seeds]
 
     def play(**served):
-        return play_problems(
+        return rollout(
             model,
             params,
             dataclasses.replace(task.settings, **served),
             seeds,
             states,
-            samples=2,
+            group_size=2,
             rows=6,
             key=task.key,
         )

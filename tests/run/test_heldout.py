@@ -11,9 +11,8 @@ from ragen_jax.config.load import load_config
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.intervals import effective_trials, pass_at_k, wilson_interval
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.run import heldout
-from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.heldout import summarise
 from ragen_jax.run.tasks import build_tasks
 
 pytestmark = pytest.mark.fast
@@ -122,30 +121,6 @@ def test_success_intervals_cover(rate, samples, make_turn, make_episode):
     p, ends = success_NK[:, 0].mean(), wilson_interval(success_NK[:, :1])
     assert found == pytest.approx(max(abs(end - p) for end in ends))
     assert inside >= 930
-
-
-def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_turn, make_episode):
-    calls = []
-
-    def rollout(model, params, settings, seeds, states, *, group_size, key):
-        calls.append((seeds, states, group_size, key))
-        turn = make_turn([1], [2])
-        return [make_episode(g, k, [turn]) for g in range(len(seeds)) for k in range(group_size)]
-
-    monkeypatch.setattr(heldout, "rollout", rollout)
-    options = dict(samples=2, key="key")
-    settings = PlaySettings(None, None, budgets=None, sampling=None)
-    seeds, states = [5, 6, 7, 8, 9], ["a", "b", "c", "d", "e"]
-    played = play_problems(None, None, settings, seeds, states, rows=4, **options)
-    assert calls == [
-        ([5, 6], ["a", "b"], 2, "key"),
-        ([7, 8], ["c", "d"], 2, "key"),
-        ([9], ["e"], 2, "key"),
-    ]
-    assert [(e.group, e.member) for e in played] == [(g, k) for g in range(5) for k in range(2)]
-    calls.clear()
-    play_problems(None, None, settings, seeds, states, rows=1, **options)  # fewer rows than samples
-    assert [call[0] for call in calls] == [[seed] for seed in seeds]
 
 
 def test_problems_with_a_broken_episode_have_no_part_in_the_figures(make_turn, make_episode):
