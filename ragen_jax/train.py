@@ -29,7 +29,6 @@ from ragen_jax.core.callable_module import make_callable
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.programs.monitor import monitor_compilation
 from ragen_jax.programs.precompile import start_programs
-from ragen_jax.report.page import write_report
 from ragen_jax.run.ahead import RolloutQueue
 from ragen_jax.run.diagnose import diagnose, diagnose_state, needs_sampling_devices
 from ragen_jax.run.stages import (
@@ -165,6 +164,13 @@ def sample(
         outcomes, metrics = inform(seen)
         row |= metrics
     return problems, dataclasses.replace(seen, outcomes=outcomes), row
+
+
+def write_report(workdirs: list[Path]) -> Path:
+    """Write the report page of runs; return its path."""
+    from ragen_jax.report.page import write_report  # imported here because a start does not need it
+
+    return write_report(workdirs)
 
 
 def default_workdir(config: ConfigDict | Config) -> Path:

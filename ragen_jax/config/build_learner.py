@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm.algorithms import Credit
@@ -36,15 +35,15 @@ from ragen_jax.rollout.pool import init_streaks, init_tallies
 from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, copy_sampler, sampling_policy
-from ragen_jax.update.optimize import make_optimizer
+from ragen_jax.update.optimize import AdamW
 from ragen_jax.update.policy import ForwardContext, Loss, init_state
 from ragen_jax.update.state import AheadState, TrainState
 
 
-def build_optimizer(settings: Optimizer) -> optax.GradientTransformationExtraArgs:
+def build_optimizer(settings: Optimizer) -> AdamW:
     """Build the optimizer of policy and critic, with learning rate 1."""
     o = settings
-    return make_optimizer(
+    return AdamW(
         b1=o.b1,
         b2=o.b2,
         eps=o.eps,

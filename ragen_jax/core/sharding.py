@@ -325,7 +325,7 @@ def micro_batch_layout(mesh: Mesh, axis: int = 1) -> NamedSharding:
     return NamedSharding(mesh, row_spec(mesh, axis))
 
 
-def replicate(array: Array, mesh: Mesh) -> jax.Array:
+def replicate(array: Array | np.generic, mesh: Mesh) -> jax.Array:
     """Copy the array to every device."""
     return place(array, NamedSharding(mesh, PartitionSpec()))
 

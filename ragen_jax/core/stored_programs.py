@@ -9,6 +9,8 @@ depends on: the function, the static arguments, the shapes of the others, the me
 and a fingerprint of the process, which covers the code (storage/program_store.py). A call whose
 static arguments cannot be described by their values is jitted as usual, and so is every call if
 nothing is stored (`use_store`).
+
+`kept_as_json` keeps what a trace is only needed to find out, such as the shapes of parameters.
 """
 
 import dataclasses
@@ -16,6 +18,8 @@ import enum
 import functools
 import hashlib
 import inspect
+import json
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,6 +191,36 @@ def _kind(x: Any) -> tuple[Any, ...]:
     return (type(x),)
 
 
+def kept_as_json(function: types.FunctionType) -> Callable[..., Any]:
+    """Keep the results of a function with the programs; a decorator.
+
+    Args:
+      function: returns what JSON holds, with lists instead of tuples. Its arguments are hashable.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @functools.cache
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        store = _store
+        fingerprint = None if store is None else store.fingerprint()
+        if store is None or fingerprint is None:
+            return function(*args)
+        try:
+            parts = name, fingerprint, describe(args)
+        except UnknownValue:
+            return function(*args)
+        path = store.folder / hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        content = _read(path, store)
+        if content is not None:
+            return json.loads(content)
+        result = function(*args)
+        _keep(path, json.dumps(result).encode(), store, function.__name__)
+        return result
+
+    return call
+
+
 def _load(program: StoredProgram, call: Call, store: Store) -> Wrapped | None:
     """Return the program of a call, from the leaves of its arguments; None if it is not storable.
 
@@ -200,18 +234,15 @@ def _load(program: StoredProgram, call: Call, store: Store) -> Wrapped | None:
     except UnknownValue:
         return None
     donated = call.leaves_of(program.donated)
-    exported = _read(path, store)
-    if exported is None:
+    content = _read(path, store)
+    if content is None:
         try:
             content = _trace(program, call, donated)
         except (NotImplementedError, ValueError):  # jax.export refuses some operations and classes
             return None
-        try:
-            store.write(path, hashlib.sha256(content).digest() + content)
-        except OSError as error:
-            store.warn(f"warning: {program.name} is not kept for the next start: {error}")
-        # It is read back, so that this process runs the same program as later ones.
-        exported = export.deserialize(bytearray(content))
+        _keep(path, content, store, program.name)
+    # A new one is read back as well, so that this process runs the same program as later ones.
+    exported = export.deserialize(bytearray(content))
 
     def run(*leaves):
         return exported.call(*leaves)
@@ -231,18 +262,26 @@ def _trace(program: StoredProgram, call: Call, donated: tuple[int, ...]) -> byte
     return bytes(exported.serialize())
 
 
-def _read(path: Path, store: Store) -> export.Exported | None:
-    """Return a stored program; None if there is none or, with a line, if it is damaged."""
+def _keep(path: Path, content: bytes, store: Store, name: str) -> None:
+    """Write a file of the store; print a line if that fails."""
+    try:
+        store.write(path, hashlib.sha256(content).digest() + content)
+    except OSError as error:
+        store.warn(f"warning: {name} is not kept for the next start: {error}")
+
+
+def _read(path: Path, store: Store) -> bytes | None:
+    """Return the content of a file; None if there is none or, with a line, if it is damaged."""
     try:
         content = path.read_bytes()
         if hashlib.sha256(content[DIGEST:]).digest() == content[:DIGEST]:
-            return export.deserialize(bytearray(content[DIGEST:]))
+            return content[DIGEST:]
         reason = "it is damaged"
     except FileNotFoundError:
         return None
     except OSError as error:
         reason = str(error)
-    store.warn(f"warning: {path} cannot be read, its program is traced again: {reason}")
+    store.warn(f"warning: {path} cannot be read and is made again: {reason}")
     return None
 
 

@@ -14,8 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ragen_jax.core.sharding import constrain
+from ragen_jax.core.stored_programs import kept_as_json
 from ragen_jax.core.types import Params
 from ragen_jax.model import hybrid
 from ragen_jax.model.attention import attend
@@ -477,5 +479,20 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
 @functools.cache
 def boxed_shapes(config: ModelConfig) -> Params:
     """Return the shapes of a model's parameters, in boxes that name their axes."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    return jax.eval_shape(Qwen(config).init, jax.random.key(0), tokens)["params"]
+    boxes = {
+        tuple(path): nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, dtype), tuple(names))
+        for path, shape, dtype, names in _list_params(config)
+    }
+    return unflatten_dict(boxes)
+
+
+@kept_as_json
+def _list_params(config: ModelConfig) -> list[list[Any]]:
+    """Return [path, shape, dtype, names of the axes] of each of a model's parameters."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    key = jax.eval_shape(jax.random.key, 0)
+    boxes = flatten_dict(jax.eval_shape(Qwen(config).init, key, tokens)["params"])
+    return [
+        [list(path), list(box.value.shape), str(box.value.dtype), list(box.names)]
+        for path, box in boxes.items()
+    ]

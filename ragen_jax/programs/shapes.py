@@ -37,6 +37,7 @@ from ragen_jax.model.vision.positions import Images
 from ragen_jax.model.window_cache import keep_windows
 from ragen_jax.rollout.chunks import Page
 from ragen_jax.rollout.tails import Tail, keep_tokens
+from ragen_jax.update.optimize import AdamW
 from ragen_jax.update.policy import ForwardContext, Loss, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
@@ -256,7 +257,7 @@ class RunShapes:
     at: dict[str, RowLengths]  # environment -> its lengths
     mesh: Mesh
     sampling_mesh: Mesh
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: AdamW
     state: TrainState
     reference: Params | None  # the KL term's reference
     frozen: ForwardContext | None  # with LoRA: the base model
@@ -380,8 +381,7 @@ def describe(
             f"the last prompt with its reply needs {longest} positions, but {c.model.path} has "
             f"{shape.max_positions}"
         )
-    shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
-    shapes = nn.unbox(shapes)["params"]
+    shapes = nn.unbox(qwen.boxed_shapes(model.config))
     params = laid_out(shapes, layout.param_shardings(model, mesh))
     # Parameters that are not trained are in the model's dtype.
     copy = jax.eval_shape(layout.resharding(model, mesh), shapes)
@@ -437,7 +437,7 @@ def describe(
     )
 
 
-def moments(optimizer: optax.GradientTransformationExtraArgs, params: Params, mesh: Mesh) -> Any:
+def moments(optimizer: AdamW, params: Params, mesh: Mesh) -> Any:
     """Return an optimizer's state as policy.init_state places it: moments sharded like the
     parameters, everything else replicated."""
     return optax.tree.map_params(

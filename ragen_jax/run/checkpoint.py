@@ -1,7 +1,7 @@
 """Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, with checksums.
 
-Only the newest checkpoints are kept. Importing Orbax takes half a second, so it is imported when a
-folder is opened.
+Only the newest checkpoints are kept. Importing Orbax takes a while, so it is imported when a
+checkpoint is read or written.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.sharding import is_main_process
+from ragen_jax.core.stored_programs import stored
 from ragen_jax.core.types import Params
 from ragen_jax.storage import metrics_reader
 from ragen_jax.storage.atomic_io import disk_error_message, make_folder, with_retries, writing
@@ -49,20 +50,28 @@ class Checkpoints:
     def __init__(
         self, directory: str | Path, *, keep: int | None = None, read_only: bool = False
     ) -> None:
+        self.directory = Path(directory).absolute()
+        self._keep, self._read_only = keep, read_only
+        self._saving = 0  # the step that is being written; 0: none
+        # Several processes open it at the same time.
+        if read_only or newest(self.directory) or jax.process_count() > 1:
+            _ = self.manager
+
+    @functools.cached_property
+    def manager(self) -> Any:
+        """Orbax's manager of the folder, which it makes if it does not exist."""
         import orbax.checkpoint as ocp
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_is_not_from_orbax)
         if getattr(sys.excepthook, "func", None) is not _show_unless_closed:
             sys.excepthook = functools.partial(_show_unless_closed, sys.excepthook)
-        self.directory = Path(directory).absolute()
-        self._saving = 0  # the step that is being written; 0: none
         # Only the run itself may remove the leftovers of a killed save. A reader cannot distinguish
         # them from a save in progress.
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            cleanup_tmp_directories=not read_only,
-            read_only=read_only,
+            max_to_keep=self._keep,
+            cleanup_tmp_directories=not self._read_only,
+            read_only=self._read_only,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
         )
         # Parameters are nearly random: compression saves 8 % of the space and triples the time.
@@ -77,13 +86,13 @@ class Checkpoints:
             handler = ocp.PyTreeCheckpointHandler(
                 use_compression=False, multiprocessing_options=processes
             )
-            if not read_only:
+            if not self._read_only:
                 make_folder(self.directory)
         make = functools.partial(
             ocp.CheckpointManager, self.directory, options=options, item_handlers=handler
         )
         try:
-            self.manager = make() if read_only else with_retries(make, self.directory)
+            return make() if self._read_only else with_retries(make, self.directory)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"a checkpoint in {self.directory} cannot be opened: {error}; check the files "
@@ -93,11 +102,15 @@ class Checkpoints:
 
     def latest_step(self) -> int | None:
         """Return the step of the newest complete checkpoint, or None."""
-        return self.manager.latest_step()
+        return self.manager.latest_step() if self._is_open() else None
 
     def steps(self) -> list[int]:
         """Return the steps of all kept checkpoints, in order."""
-        return sorted(self.manager.all_steps())
+        return sorted(self.manager.all_steps()) if self._is_open() else []
+
+    def _is_open(self) -> bool:
+        """Return whether the folder has been opened; if not, it has no checkpoint."""
+        return "manager" in vars(self)
 
     def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
         """Start saving `state`. Disk errors are retried if the run has a single process.
@@ -114,6 +127,7 @@ class Checkpoints:
             self._save(step, state, wait)
             return
 
+        _ = self.manager  # makes the folder
         size = sum(x.nbytes for x in jax.tree.leaves(state))
 
         def save() -> None:
@@ -261,6 +275,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for the last save, then close Orbax's manager."""
+        if not self._is_open():
+            return
         with writing(self.directory):
             self._finish()
             self.manager.close()
@@ -341,7 +357,7 @@ def not_finite(state: TrainState) -> str | None:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-@jax.jit
+@stored()
 def _are_finite(arrays: list[Any]) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in arrays])
 

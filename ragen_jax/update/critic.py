@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
@@ -36,9 +35,7 @@ class ValueLoss:
     norm_length: int  # see losses.token_weights
 
 
-def init_critic(
-    backbone: Params, width: int, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh
-) -> CriticState:
+def init_critic(backbone: Params, width: int, optimizer: optimize.AdamW, mesh: Mesh) -> CriticState:
     """Return a `CriticState` whose values are all 0.
 
     Args:
@@ -47,7 +44,7 @@ def init_critic(
       mesh: the training mesh.
     """
     params = {"backbone": backbone, "value": jnp.zeros(width, jnp.float32)}
-    return on_mesh(CriticState(params, optimizer.init(params)), mesh)
+    return on_mesh(CriticState(params, optimize.first_state(optimizer, params, mesh)), mesh)
 
 
 def backbone_of(params: Params) -> Params:
@@ -146,7 +143,7 @@ def plan_critic(
 
 def update_critic(
     model: Qwen,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optimize.AdamW,
     loss: ValueLoss,
     critic: CriticState,
     plan: optimize.MinibatchPlan,

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from ragen_jax.algorithm import losses
@@ -42,7 +41,7 @@ from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.image_table import NO_IMAGES, ImageSource, ImageTable, NoImages
 from ragen_jax.update.critic import ValueLoss, plan_critic, update_critic
-from ragen_jax.update.optimize import MinibatchLayout, ParamTransform
+from ragen_jax.update.optimize import AdamW, MinibatchLayout, ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.pieces import token_rows
 from ragen_jax.update.policy import (
@@ -80,7 +79,7 @@ class Learner:
     entropy_gate: float  # see bonus.entropy_gate; 0: no gate
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
     sampler_noise: float  # standard deviation of noise on the sampler's log-probs, in nats
-    optimizer: optax.GradientTransformationExtraArgs  # for policy and critic
+    optimizer: AdamW  # for policy and critic
     loss: Loss
     value_loss: ValueLoss
     # step -> learning rates of its minibatches: (policy's, critic's)

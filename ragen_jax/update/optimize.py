@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from ragen_jax.algorithm import losses
 from ragen_jax.core.progress import advance
 from ragen_jax.core.sharding import data_shards
-from ragen_jax.core.stored_programs import stored
+from ragen_jax.core.stored_programs import storable, stored
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.update.micro_batches import build_arrays, place, split_rows
 from ragen_jax.update.pieces import Grouping, Piece, Split, TokenRows
@@ -38,20 +38,51 @@ Added = tuple[Params, jax.Array, dict[str, jax.Array], dict[str, jax.Array]]
 NOT_DECAYED = ("scale", "bias")  # last name in the path of a norm's scale or of a bias
 
 
-@functools.cache  # the optimizer is a static argument: equal settings should compile once
-def make_optimizer(
-    *, b1: float, b2: float, eps: float, weight_decay: float, max_grad_norm: float
-) -> optax.GradientTransformationExtraArgs:
-    """Return AdamW with learning rate 1 after a global-norm clip; norms and biases do not decay.
+# Classes of the optimizer's state; programs that return them are stored.
+for kind in (optax.EmptyState, optax.MaskedState, optax.ScaleByAdamState):
+    storable(kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """AdamW with learning rate 1 after a global-norm clip; norms and biases do not decay.
+
+    It has the methods of an optax transformation. Programs have it as a static argument, and its
+    fields describe it: equal ones share a program, which can be stored.
 
     Its update takes the norm of the whole gradient, `grad_norm`, since `apply_gradient` computes it
     for one parameter at a time as well. `apply_gradient` multiplies the optimizer's step by the
     rate. A schedule that counts inside the optimizer would not advance when an update is skipped.
     """
-    return optax.chain(
-        _clip(max_grad_norm),
-        optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed),
-    )
+
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        """Return the state before the first step."""
+        return self._transformation().init(params)
+
+    def update(
+        self, grads: Params, state: optax.OptState, params: Params, *, grad_norm: jax.Array
+    ) -> tuple[optax.Updates, optax.OptState]:
+        """Return (the step to be added to the parameters, the next state)."""
+        return self._transformation().update(grads, state, params, grad_norm=grad_norm)
+
+    def _transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.chain(
+            _clip(self.max_grad_norm),
+            optax.adamw(
+                1.0,
+                b1=self.b1,
+                b2=self.b2,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                mask=_decayed,
+            ),
+        )
 
 
 def _clip(max_norm: float) -> optax.GradientTransformationExtraArgs:
@@ -166,9 +197,23 @@ def _zeros(tree: Any, leaves: tuple[tuple[Any, Any, Any], ...]) -> Callable[[], 
     return jax.jit(make, out_shardings=tree.unflatten([sharding for *_, sharding in leaves]))
 
 
-@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames=("params", "opt_state"))
+def first_state(optimizer: AdamW, params: Params, mesh: Mesh) -> optax.OptState:
+    """Return the optimizer's state before the first step, sharded like the parameters.
+
+    Its zeros do not depend on the parameters, so that on several devices a program would not shard
+    them alike; JAX's operations do, one by one.
+    """
+    return _init(optimizer, params) if mesh.size == 1 else optimizer.init(params)
+
+
+@stored(static_argnames="optimizer")
+def _init(optimizer: AdamW, params: Params) -> optax.OptState:
+    return optimizer.init(params)
+
+
+@stored(static_argnames="optimizer", donate_argnames=("params", "opt_state"))
 def apply_gradient(
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: AdamW,
     rate: jax.Array,
     params: Params,
     opt_state: Any,
@@ -353,7 +398,7 @@ class ParamTransform:
 
 def run_updates(
     gradient: Callable[[State, Params | None, dict[str, Any], np.int32, int], Added],
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: AdamW,
     state: State,
     plan: MinibatchPlan,
     rates: np.ndarray,

@@ -11,7 +11,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding
 
 from ragen_jax.algorithm import losses
@@ -271,7 +270,7 @@ def policy_gradient(
 
 def init_state(
     params: Params,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optimize.AdamW,
     mesh: Mesh,
     *,
     environments: Iterable[str] = (),
@@ -285,10 +284,10 @@ def init_state(
     """
     state = TrainState(
         params=params,
-        opt_state=optimizer.init(params),
-        step=jnp.int32(0),
-        seed_cursor={name: jnp.uint32(0) for name in environments},
-        kl_scale=jnp.float32(1.0),
+        opt_state=optimize.first_state(optimizer, params, mesh),
+        step=replicate(np.int32(0), mesh),
+        seed_cursor={name: replicate(np.uint32(0), mesh) for name in environments},
+        kl_scale=replicate(np.float32(1.0), mesh),
         **parts,
     )
     return on_mesh(state, mesh)
@@ -341,7 +340,7 @@ def plan_policy(
 
 def update_policy(
     model: Qwen,
-    optimizer: optax.GradientTransformationExtraArgs,
+    optimizer: optimize.AdamW,
     loss: Loss,
     state: TrainState,
     plan: optimize.MinibatchPlan,

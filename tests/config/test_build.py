@@ -129,9 +129,9 @@ def test_credit_and_collecting_by_hand():
 
 def test_equal_configs_share_an_optimizer():
     first, same = configured().optimizer, configured().optimizer
-    assert build_learner.build_optimizer(first) is build_learner.build_optimizer(same)
+    assert build_learner.build_optimizer(first) == build_learner.build_optimizer(same)
     other = configured(optimizer__max_grad_norm=0.123).optimizer
-    assert build_learner.build_optimizer(other) is not build_learner.build_optimizer(first)
+    assert build_learner.build_optimizer(other) != build_learner.build_optimizer(first)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,16 @@ import ragen_jax
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core import stored_programs
 from ragen_jax.core.compilation import compiled, struct_of
-from ragen_jax.core.stored_programs import Store, StoredProgram, UnknownValue, describe, use_store
+from ragen_jax.core.stored_programs import (
+    Store,
+    StoredProgram,
+    UnknownValue,
+    describe,
+    kept_as_json,
+    use_store,
+)
+from ragen_jax.model import qwen
+from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.rollout.sample import Sampled
 from ragen_jax.storage import program_store
 from ragen_jax.storage.atomic_io import write_once
@@ -166,7 +175,7 @@ def test_a_damaged_program_is_traced_again(store, damage):
     y, _ = make_program(traces)(Settings(2.0), x, shift=np.float32(1))
     np.testing.assert_array_equal(y["y"], [3, 3])
     assert len(traces) == 2
-    assert len(store[1]) == 1 and "is traced again" in store[1][0]
+    assert len(store[1]) == 1 and "is made again: it is damaged" in store[1][0]
     make_program(traces)(Settings(2.0), x, shift=np.float32(1))  # it was written anew
     assert len(traces) == 2
 
@@ -232,6 +241,61 @@ def test_outputs_keep_their_places_on_a_mesh(store):
         traced, loaded = (StoredProgram(double)(x) for _ in range(2))
     assert traced.sharding == loaded.sharding
     assert loaded.sharding.is_equivalent_to(plain.sharding, 2) and loaded.committed
+
+
+def keep(calls, scale=2):
+    """Return a function whose results are kept, as a new process would make it."""
+
+    def listed(settings):
+        calls.append(settings)
+        return [[settings.name], scale, None]
+
+    return kept_as_json(listed)
+
+
+def test_a_later_process_reads_a_result(store):
+    calls, settings = [], Settings(3.0)
+    first = keep(calls)(settings)
+    assert first == [["a"], 2, None] and calls == [settings]
+    assert keep(calls, scale=5)(settings) == first and len(calls) == 1  # read, not computed
+    keep(calls)(Settings(3.0, "b"))
+    assert len(calls) == 2  # another argument
+    use_store(dataclasses.replace(store[0], fingerprint=lambda: "of other code"))
+    keep(calls)(settings)
+    assert len(calls) == 3 and store[1] == []
+
+
+def test_a_result_is_computed_where_nothing_can_be_kept(store):
+    calls = []
+    unknown = Settings(lambda x: x)
+    once = keep(calls)
+    assert once(unknown) is once(unknown) and len(calls) == 1
+    use_store(dataclasses.replace(store[0], fingerprint=lambda: None))
+    keep(calls)(Settings(3.0))
+    use_store(None)
+    keep(calls)(Settings(3.0))
+    assert len(calls) == 3 and not list(store[0].folder.iterdir())
+
+
+def test_a_damaged_result_is_computed_again(store):
+    calls, settings = [], Settings(3.0)
+    first = keep(calls)(settings)
+    (file,) = store[0].folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert keep(calls)(settings) == first and len(calls) == 2
+    assert [str(file) in warning for warning in store[1]] == [True]
+
+
+def test_the_shapes_of_parameters_are_read_as_they_were_traced(store):
+    config = ModelConfig(40, 16, 2, 4, 2, 4, 24, tied=False)
+    traced = qwen._list_params(config)
+    qwen._list_params.cache_clear(), qwen.boxed_shapes.cache_clear()
+    assert qwen._list_params(config) == traced and len(list(store[0].folder.iterdir())) == 1
+    key = jax.random.key(0)
+    init = functools.partial(qwen.Qwen(config).init, key, jnp.zeros((1, 1), jnp.int32))
+    expected = jax.eval_shape(init)["params"]
+    assert jax.tree.structure(qwen.boxed_shapes(config)) == jax.tree.structure(expected)
+    assert jax.tree.leaves(qwen.boxed_shapes(config)) == jax.tree.leaves(expected)
 
 
 def test_descriptions():

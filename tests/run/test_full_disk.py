@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -243,5 +244,5 @@ def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
 
     assert rows(workdir) == rows(twin) and len(rows(twin)) == 6
     for folder in ("eval", "rollouts"):
-        for path in (twin / folder).iterdir():
-            assert (workdir / folder / path.name).read_text() == path.read_text(), path
+        for path in filter(Path.is_file, (twin / folder).rglob("*")):
+            assert (workdir / path.relative_to(twin)).read_text() == path.read_text(), path

@@ -338,12 +338,12 @@ def remove_a_stray_checkpoint(tmp_path, injected):
         folder.remove_stray_checkpoint()
 
 
-@drives("ragen_jax/run/checkpoint.py", "Checkpoints.__init__")
+@drives("ragen_jax/run/checkpoint.py", "Checkpoints.manager")
 def open_checkpoints(tmp_path, injected):
     import orbax.checkpoint as ocp
 
     injected.fail(ocp, "CheckpointManager")
-    checkpoint.Checkpoints(tmp_path / "checkpoints")
+    _ = checkpoint.Checkpoints(tmp_path / "checkpoints").manager
 
 
 class _Manager:
@@ -357,6 +357,7 @@ class _Manager:
 @drives("ragen_jax/run/checkpoint.py", "Checkpoints._save", "Checkpoints._abandoned_on_failure")
 def save_a_checkpoint(tmp_path, injected):
     injected.patch.setattr(checkpoint, "SETTLE", 0)
+    (tmp_path / "checkpoints").mkdir()
     checkpoints = checkpoint.Checkpoints(tmp_path / "checkpoints")
     checkpoints.manager = _Manager()
     place = "Checkpoints._save"

@@ -253,7 +253,7 @@ def test_without_signal_nothing_moves(policy, mesh):
     """Zero advantages, no KL, no entropy, no weight decay: parameters stay bit-identical."""
     batch, _ = make_rows(policy, 4)
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
-    optimizer = optimize.make_optimizer(**ADAM)
+    optimizer = optimize.AdamW(**ADAM)
     params, metrics = run(
         policy, mesh, batch, np.zeros_like(batch.mask_BT), optimizer=optimizer, loss=loss
     )
@@ -271,7 +271,7 @@ def test_norms_and_biases_do_not_decay(policy, mesh):
     batch, _ = make_rows(policy, 4)
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
     params = jax.tree.map(lambda x: x + 0.5, policy[1])
-    optimizer = optimize.make_optimizer(**ADAM | dict(weight_decay=0.1))
+    optimizer = optimize.AdamW(**ADAM | dict(weight_decay=0.1))
     found, _ = run(
         (policy[0], params),
         mesh,
@@ -350,7 +350,7 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
 def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
     """Adam's step equals the learning rate in every coordinate whose gradient is not tiny."""
     batch, advantage = make_rows(policy, 8)
-    optimizer = optimize.make_optimizer(**ADAM | dict(b1=0.0, b2=0.0, eps=0.0))
+    optimizer = optimize.AdamW(**ADAM | dict(b1=0.0, b2=0.0, eps=0.0))
     rates = np.array([0.0, 3e-4], np.float32)
     found, metrics = run(
         policy, mesh, batch, advantage, optimizer=optimizer, minibatches=2, rates=rates
