@@ -94,24 +94,24 @@ def take_turns(lanes: Iterable[Lane], most: int) -> list[Any]:
         return done
 
     results: dict[int, Any] = {}
-    waiting: deque[tuple[int, Lane, Future[Any]]] = deque()
 
-    def go_on(number: int, lane: Lane, result: Any) -> bool:
-        """Continue a lane; return whether it has another job."""
+    def next_job(number: int, lane: Lane, result: Any) -> Job | None:
+        """Continue a lane; return its next job, or None if it has ended."""
         try:
-            job = lane.send(result)
+            return lane.send(result)
         except StopIteration as end:
             results[number] = end.value
-            return False
-        waiting.append((number, lane, submit(job)))
-        return True
+            return None
 
     later = iter(enumerate(lanes))
+    waiting: deque[tuple[int, Lane, Future[Any]]] = deque()
 
     def begin_one() -> None:
         """Begin the next lane that has a job, if any."""
         for number, lane in later:
-            if go_on(number, lane, None):
+            job = next_job(number, lane, None)
+            if job is not None:
+                waiting.append((number, lane, submit(job)))
                 return
 
     with ThreadPoolExecutor(most, thread_name_prefix="lane") as pool:
@@ -119,6 +119,10 @@ def take_turns(lanes: Iterable[Lane], most: int) -> list[Any]:
             begin_one()
         while waiting:
             number, lane, future = waiting.popleft()
-            if not go_on(number, lane, future.result()):
+            job = next_job(number, lane, future.result())
+            del future  # it holds the caches of its turn
+            if job is None:
                 begin_one()
+            else:
+                waiting.append((number, lane, submit(job)))
     return [results[number] for number in sorted(results)]

@@ -222,7 +222,9 @@ def _play_turns(
         counting = functools.partial(_count_ended, count, shard_count * rows - len(plays))
         sample = functools.partial(_sample_turn, shared, read, placed, turn, counting, later=later)
         sizes = len(placed), length_bucket(longest), length_bucket(new)
-        cache, replies = yield Job(_name_programs(shared, read, cache, *sizes), sample)
+        name = _name_programs(shared, read, cache, *sizes)
+        cache = None  # `read` has it if it continues it
+        cache, replies = yield Job(name, sample)
         act_on(
             *(replies, settings.environment, chat, budgets.max_actions, settings.limits),
             shared.clock,

@@ -1,6 +1,9 @@
 """lanes.py: parts of a batch that are sampled at the same time."""
 
+import functools
+import gc
 import threading
+import weakref
 
 import jax
 import pytest
@@ -91,6 +94,29 @@ def test_a_lane_begins_when_another_ends(most):
     assert max(at_a_time for _, at_a_time in seen) == most
     if most == 2:  # lane 1 ends at once; lane 3 begins when lane 0 has ended
         assert [number for number, _ in seen] == [0, 2, 0, 2, 3, 2, 4, 2, 4, 4]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_caches_of_a_turn_are_freed_before_the_next(most):
+    class Cache:
+        pass
+
+    alive = weakref.WeakSet()
+
+    def lane(number):
+        for turn in range(3):
+            cache = yield Job("program", functools.partial(make, number, turn))
+            assert cache in alive
+            del cache
+
+    def make(number, turn):
+        gc.collect()
+        assert len(alive) < most  # at most one of each other lane
+        alive.add(cache := Cache())
+        return cache
+
+    take_turns(map(lane, range(4)), most)
 
 
 @pytest.mark.fast
