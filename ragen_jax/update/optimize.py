@@ -200,10 +200,20 @@ def _zeros(tree: Any, leaves: tuple[tuple[Any, Any, Any], ...]) -> Callable[[], 
 def first_state(optimizer: AdamW, params: Params, mesh: Mesh) -> optax.OptState:
     """Return the optimizer's state before the first step, sharded like the parameters.
 
-    Its zeros do not depend on the parameters, so that on several devices a program would not shard
-    them alike; JAX's operations do, one by one.
+    On one device it is made by a program. Its zeros do not depend on the parameters, so that on
+    several devices a program would not shard them alike; JAX's operations do, one by one.
     """
-    return _init(optimizer, params) if mesh.size == 1 else optimizer.init(params)
+    if mesh.size > 1:
+        return optimizer.init(params)
+    state = _init(optimizer, params)
+    shardings = optax.tree.map_params(
+        optimizer,
+        lambda x, like: like.sharding,
+        state,
+        params,
+        transform_non_params=lambda x: x.sharding,
+    )
+    return jax.device_put(state, shardings)  # on one device, only their names differ
 
 
 @stored(static_argnames="optimizer")
