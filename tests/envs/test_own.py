@@ -91,6 +91,26 @@ def test_a_file_of_problems_is_kept_for_the_code_that_made_them(own):
     assert code_hash("sokoban") is None
 
 
+READS_ONE = """
+import sys
+from ragen_jax.configs.base import Config
+from ragen_jax.envs import ENVS
+
+assert "sokoban" in ENVS and "none" not in ENVS and len(ENVS) == len(list(ENVS))
+modules = {f"ragen_jax.envs.{place.partition(':')[0]}" for place in ENVS._classes.values()}
+print(modules & sys.modules.keys())
+ENVS["sokoban"]
+print(modules & sys.modules.keys())
+"""
+
+
+def test_an_environment_is_imported_when_it_is_read():
+    done = subprocess.run(
+        [sys.executable, "-c", READS_ONE], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["set()", "{'ragen_jax.envs.sokoban'}"]
+
+
 def test_a_name_of_ours_is_never_a_module(own):
     (own / "sokoban.py").write_text("raise RuntimeError")
     assert all(find_env(name) is build for name, build in ENVS.items())
