@@ -10,7 +10,7 @@ lane after lane, always in the same order:
     thread 2                  | sample turn 1 |        | sample turn 2
 
 As many lanes as cores run at a time. The problems of an evaluation are in more lanes; one begins
-when another ends.
+when another ends, and the last one may have fewer rows.
 
 A lane has at least LEAST_ROWS rows, since XLA's products round differently with fewer. The episodes
 are then the same with any number of lanes, except for last digits: the first prompts of a lane are

@@ -109,7 +109,7 @@ def rollout(
     if settings.slots or settings.chunk:
         settings = dataclasses.replace(settings, slots=settings.slots or rows or 0)
         rows = None
-    at_a_time = groups if rows is None else max(1, rows // group_size)
+    at_a_time = groups if rows is None else min(groups, max(1, rows // group_size))
     if isinstance(environment, HarnessEnvironment):
         # Imported here: the endpoint imports from this package, and its library is an extra.
         from ragen_jax.serving.play import play_sessions
@@ -129,11 +129,10 @@ def rollout(
     shared = _Shared(model, params, settings, group_size, key, clock)
     if has_prefix(model, settings.chat):
         shared = shared.with_prefix(read_prefix(model, params, settings.chat.prefix_ids))
-    most = 1 if settings.counted else settings.lanes
+    most = 1 if settings.counted else lane_count(settings.lanes, at_a_time, group_size)
     lanes = [
         _play_turns(shared, functools.partial(start, part), _counter(add))
-        for batch in _parts(everything, at_a_time)
-        for part in _parts(batch, _lane_groups(batch, most, group_size))
+        for part in _parts(everything, at_a_time // most)
     ]
     return _everyone(list(itertools.chain.from_iterable(take_turns(lanes, most))))
 
@@ -142,12 +141,6 @@ def _parts(whole: slice, size: int) -> list[slice]:
     """Divide a slice into parts of `size`; the last one may be shorter."""
     starts = range(whole.start, whole.stop, max(1, size))
     return [slice(start, min(start + size, whole.stop)) for start in starts]
-
-
-def _lane_groups(batch: slice, most: int, group_size: int) -> int:
-    """Return the number of groups of each lane of a batch of groups."""
-    groups = batch.stop - batch.start
-    return groups // lane_count(most, groups, group_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -169,13 +169,18 @@ def test_batches_are_numbered_through_and_limit_the_rows(agent, monkeypatch):
         sampling=Sampling(temperature=1.0),
         lanes=2,
     )
-    asked = []
+    asked, at_a_time = [], []
 
     def decode(model, params, segment, logits, keys_B, *others, **settings):
         asked.append(len(keys_B))
         return sample.decode(model, params, segment, logits, keys_B, *others, **settings)
 
+    def take_turns_seen(parts, most):
+        at_a_time.append(most)
+        return take_turns(parts, most)
+
     monkeypatch.setattr(play, "decode", decode)
+    monkeypatch.setattr(play, "take_turns", take_turns_seen)
 
     def played(rows):
         asked.clear()
@@ -187,7 +192,7 @@ def test_batches_are_numbered_through_and_limit_the_rows(agent, monkeypatch):
     for rows, largest in ((128, 64), (70, 64), (1, 32)):
         found = played(rows)
         assert [(e.group, e.member) for e in found] == [(g, k) for g in range(5) for k in range(32)]
-        assert max(asked) == largest
+        assert max(asked) == largest and at_a_time[-1] * largest <= max(rows, 32)
         for a, b in zip(whole, found, strict=True):
             assert_same_episode(agent.model, agent.params, KEY, a, b)
     assert rollout(agent.model, agent.params, settings, [], [], group_size=2, rows=4, key=KEY) == []
