@@ -314,7 +314,6 @@ LANGUAGE: Fields = {
     **FEWER_FILES,
     **WARN_ONLY,
 }
-DISTILLATION = REFEREE_EXPERIMENTS["distillation"]
 LANGUAGE_FORM = dict(config="organism:bandit", seeds=(80, 81, 82), minutes=6, cores=2, quick=None)
 REFEREE_EXPERIMENTS |= {
     "dead_groups_language": dataclasses.replace(
@@ -348,15 +347,11 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
-    # Without reward only: the two teachers are fine-tuned as the student is, for the same number of
-    # updates on other fractions of the same styles.
+    # The two teachers are fine-tuned as the student is, for the same number of updates on other
+    # fractions of the same styles.
     "distillation_language": dataclasses.replace(
-        DISTILLATION,
+        REFEREE_EXPERIMENTS["distillation"],
         settings={"no penalty": {"reward.overlong_buffer": 0}},
-        treatments={name: DISTILLATION.treatments[name] for name in (*TEACHERS, "no teacher")},
-        claims=tuple(
-            claim for claim in DISTILLATION.claims if not claim.treatment.endswith(", reward")
-        ),
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
