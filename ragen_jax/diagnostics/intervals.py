@@ -412,8 +412,16 @@ def wilson_interval(
     here_N = played_N > 0
     n = effective_trials(solved_N[here_N], played_N[here_N])
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half_width = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    half_width = wilson_half_width(p, n, z)
     return float(middle - half_width), float(middle + half_width)
+
+
+def wilson_half_width(p: float, n: float, z: float = 1.959964) -> float:
+    """Return the half-width of `wilson_interval` for a rate p of n independent episodes.
+
+    It also bounds that of the mean of any values from 0 to 1, whose variance is at most p (1 - p).
+    """
+    return z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
 
 
 def pass_at_k(

@@ -11,15 +11,21 @@ on the other side:
                to observation
     use        success with all needed facts seen minus success without (eval/ask/use): from
                observation to belief
+
+Where all runs change by the same amount, as those of agents that stop asking do, agreement is no
+certainty: the interval is then that of the held-out problems.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.intervals import interval, wilson_half_width
+from ragen_jax.lab.ceiling import config_of
 from ragen_jax.lab.curves import (
     SUCCESS,
     Rows,
@@ -31,7 +37,7 @@ from ragen_jax.lab.curves import (
     missing_seeds,
     updates,
 )
-from ragen_jax.lab.statistics import in_words, p_value
+from ragen_jax.lab.statistics import in_words, p_text, p_value
 from ragen_jax.storage.writers import save_figure
 
 QUESTIONS, INFORMATIVE = "eval/ask/questions", "eval/ask/informative"
@@ -40,6 +46,9 @@ SHOWN_SUCCESS, BLIND_SUCCESS = "eval/ask/success_shown", "eval/ask/success_blind
 FIGURES = (SUCCESS, QUESTIONS, INFORMATIVE, SHOWN, USE, SHOWN_SUCCESS, BLIND_SUCCESS)
 SOURCE = "arXiv 2603.12109"
 COST = "env.options.search_cost"
+NOT_TESTABLE = "not testable"
+NO_USE = "no run saw all needed facts, or lacked some, at both evaluations"
+COLORS = ("tab:red", "tab:orange", "tab:blue", "tab:green")
 
 
 def reward_at_evaluations(rows: Rows, cost: float) -> np.ndarray:
@@ -64,20 +73,42 @@ def cost_of(experiment: Experiment, treatment: str) -> float:
     return float(experiment.treatments.get(treatment, {}).get(COST, 0.0))
 
 
+def first_and_last(rows: Rows) -> list[Metrics]:
+    """Return the rows of the first and the last evaluation."""
+    evaluated = [row for row in rows if SUCCESS in row]
+    return [evaluated[0], evaluated[-1]]
+
+
+def half_width(value: float, least: float, most: float, episodes: int) -> float:
+    """Return (at least) the 95 % half-width of the mean over episodes of values within bounds."""
+    width = most - least
+    return width * wilson_half_width((value - least) / width, episodes)
+
+
 def change(
     experiment: Experiment, runs: Runs, treatment: str, figure: str
-) -> tuple[float, float, int]:
+) -> tuple[float, float, int] | None:
     """Return (mean over seeds, 95 % half-width, degrees of freedom) of the change of a figure.
 
-    Runs without the figure at their first or last evaluation are left out.
+    Runs without the figure at their first or last evaluation are left out; None if no run is left.
     """
-    of = measures(cost_of(experiment, treatment))[figure]
-    found = []
-    for (_, name, _), rows in runs.items():
-        values = of(rows) if name == treatment else ()
-        if len(values) > 1:
-            found.append(float(values[-1] - values[0]))
-    return (*interval(found), len(found) - 1)
+    cost = cost_of(experiment, treatment)
+    found, halves = [], []
+    for (setting, name, _), rows in runs.items():
+        values = measures(cost)[figure](first_and_last(rows)) if name == treatment else ()
+        if len(values) < 2:
+            continue
+        found.append(float(values[1] - values[0]))
+        config = config_of(experiment, setting, treatment)
+        turns, episodes = config.env.max_turns, config.eval.episodes
+        bounds = {"reward": (-cost * turns, 1.0), "questions": (0.0, turns), "shown": (0.0, 1.0)}
+        # The episodes of each of the two rates of use are not counted.
+        halves.append(
+            math.hypot(*(half_width(value, *bounds[figure], episodes) for value in values))
+            if figure in bounds
+            else 1.0
+        )
+    return (*interval(found, halves=halves), len(found) - 1) if found else None
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
@@ -95,17 +126,15 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     ]
     found = []
     for claim, treatment, figure, sign in claims:
-        mean, half_width, df = change(experiment, runs, treatment, figure)
-        text = in_words(mean, half_width)
-        found.append(
-            Verdict(
-                SOURCE if treatment in free else "organism of this page",
-                f"{claim}, `{treatment}`",
-                judge_difference(sign * mean, half_width),
-                text,
-                p_value(mean, half_width, df),
-            )
-        )
+        source = SOURCE if treatment in free else "organism of this page"
+        claim = f"{claim}, `{treatment}`"
+        changed = change(experiment, runs, treatment, figure)
+        if changed is None:
+            found.append(Verdict(source, claim, NOT_TESTABLE, NO_USE))
+            continue
+        mean, half, df = changed
+        word = judge_difference(sign * mean, half)
+        found.append(Verdict(source, claim, word, in_words(mean, half), p_value(*changed)))
     return found
 
 
@@ -120,7 +149,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| claim | source | change | p | verdict |",
         "| --- | --- | --- | --- | --- |",
         *(
-            f"| {v.claim} | {v.source} | {v.figures} | {v.p:.3f} | **{v.verdict}** |"
+            f"| {v.claim} | {v.source} | {v.figures} | {p_text(v.p)} | **{v.verdict}** |"
             for v in verdicts(experiment, runs)
         ),
         "",
@@ -131,16 +160,17 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "`a -> b`: before any update, and at the end. Reward: success minus the cost of the "
         "questions. Informative: fraction of the questions that showed a needed fact for the first "
         "time. Facts seen: fraction of the needed facts. Use: success with all needed facts seen "
-        "minus success without, which are the last two columns.",
+        "minus success without, which are the last two columns. None: no such question or episode.",
         "",
         "| treatment | seed | updates | reward | success | questions | informative | facts seen | "
         "use | success, all seen | success, others |",
         "|" + " --- |" * 11,
     ]
     for (_, treatment, seed), rows in runs.items():
-        reward = reward_at_evaluations(rows, cost_of(experiment, treatment))
-        columns = [reward] + [curve(rows, name)[1] for name in FIGURES]
-        shown = [f"{x[0]:.2f} -> {x[-1]:.2f}" if len(x) else "" for x in columns]
+        ends = first_and_last(rows)
+        reward = reward_at_evaluations(ends, cost_of(experiment, treatment))
+        columns = [reward] + [[row.get(name) for row in ends] for name in FIGURES]
+        shown = [" -> ".join("none" if x is None else f"{x:.2f}" for x in pair) for pair in columns]
         cells = (treatment, seed, updates(rows), *shown)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines += [
@@ -168,7 +198,7 @@ def draw(runs: Runs, path: Path) -> None:
     }
     fig, axes = plt.subplots(1, len(figures), figsize=(13, 3), layout="constrained")
     for axis, (title, name) in zip(axes, figures.items(), strict=True):
-        for color, treatment in zip(("tab:red", "tab:blue"), treatments, strict=False):
+        for color, treatment in zip(COLORS, treatments, strict=False):
             for (_, of_run, seed), rows in runs.items():
                 if of_run == treatment:
                     label = treatment if seed == seeds[0] else None

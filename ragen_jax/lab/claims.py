@@ -11,15 +11,10 @@ from ragen_jax.configs.experiments.experiment import RAGEN_2
 from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import stored_runs
-from ragen_jax.lab.statistics import ERROR, holm
+from ragen_jax.lab.statistics import ERROR, holm, p_text
 from ragen_jax.storage.atomic_io import atomic_write
 
 DECIDED = ("reproduced", "reversed")
-
-
-def _p(value: float | None) -> str:
-    """Format a p-value."""
-    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
@@ -68,7 +63,7 @@ def write_claims(report: Path) -> str:
             mark = " †" if number in surviving else ""
             cells = (
                 *(v.claim, v.source, f"[{name}]({name}.md)", f"**{v.verdict}**{mark}", v.figures),
-                *(_p(v.p) if tested else "", _p(adjusted[number]) if tested else ""),
+                *(p_text(v.p) if tested else "", p_text(adjusted[number]) if tested else ""),
             )
             lines.append("| " + " | ".join(cells) + " |")
             number += 1

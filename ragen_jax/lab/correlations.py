@@ -25,7 +25,7 @@ from ragen_jax.diagnostics.intervals import jackknife
 from ragen_jax.lab import ceiling
 from ragen_jax.lab.curves import SUCCESS, Runs, Verdict, draw_ranking, end, factors
 from ragen_jax.lab.identical import distinct
-from ragen_jax.lab.statistics import p_value, p_within
+from ragen_jax.lab.statistics import p_text, p_value, p_within
 
 WEAK = 0.3  # correlations closer to 0 count as none
 LIMIT = 1 - 1e-6  # correlations are clipped to this before the inverse hyperbolic tangent
@@ -149,9 +149,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     for name, claim_verdict in zip(shown_claims, verdicts(experiment, runs), strict=True):
         value, low, high = found[name]
         shown = f"{value:+.2f} ({low:+.2f} to {high:+.2f})"
-        p = "" if claim_verdict.p is None else f"{claim_verdict.p:.3f}"
         lines.append(
-            f"| `{name}` | {CLAIMS[name][0]} | {shown} | {p} | **{claim_verdict.verdict}** |"
+            f"| `{name}` | {CLAIMS[name][0]} | {shown} | {p_text(claim_verdict.p)} | "
+            f"**{claim_verdict.verdict}** |"
         )
     lines += [
         "",

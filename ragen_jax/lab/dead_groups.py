@@ -31,7 +31,14 @@ from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.correlations import WEAK
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, end, factors, missing_seeds
 from ragen_jax.lab.curves import judge_equivalence as within
-from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, in_words, p_within, permutation_test
+from ragen_jax.lab.statistics import (
+    ERROR,
+    LEAST_SETTINGS,
+    in_words,
+    p_text,
+    p_within,
+    permutation_test,
+)
 from ragen_jax.storage.writers import save_figure
 
 ALIVE, MI, VALID = "collect/informative_ratio", "probe/mi_seq", "probe/valid_rate"
@@ -149,7 +156,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| claim | result | p | verdict |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {v.claim} | {v.figures} | {'' if v.p is None else f'{v.p:.3f}'} | **{v.verdict}** |"
+            f"| {v.claim} | {v.figures} | {p_text(v.p)} | **{v.verdict}** |"
             for v in verdicts(experiment, runs)
         ),
         "",

@@ -47,6 +47,7 @@ from ragen_jax.lab.statistics import (
     ERROR,
     LEAST_SETTINGS,
     in_words,
+    p_text,
     p_value,
     p_within,
     permutation_test,
@@ -261,7 +262,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             f"`{found_here.figure}`",
             SIGN_TEXTS[claim.sign] + (" than at the start" if claim.since_start else ""),
             f"{found_here.mean:+.3f} ± {found_here.half_width:.3f}",
-            "" if found_here.p is None else f"{found_here.p:.3f}",
+            p_text(found_here.p),
             f"**{found_here.verdict}**",
         )
         lines.append("| " + " | ".join(cells) + " |")

@@ -24,7 +24,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.lab.curves import Rows, Runs, Verdict, curve
 from ragen_jax.lab.identical import distinct
 from ragen_jax.lab.model_organism import HALF
-from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, judge_count, permutation_test
+from ragen_jax.lab.statistics import ERROR, LEAST_SETTINGS, judge_count, p_text, permutation_test
 from ragen_jax.storage.writers import save_figure
 
 LENGTH, MI, PER_TOKEN = "rollout/reasoning_length", "probe/mi_seq", "probe/mi"
@@ -112,8 +112,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| --- | --- | --- | --- |",
     ]
     for v in verdicts(experiment, runs):
-        p = "" if v.p is None else f"{v.p:.3f}"
-        lines.append(f"| {v.claim} | {v.figures} | {p} | **{v.verdict}** |")
+        lines.append(f"| {v.claim} | {v.figures} | {p_text(v.p)} | **{v.verdict}** |")
     lines += [
         "",
         f"![length and information]({picture})",

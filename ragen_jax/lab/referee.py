@@ -16,7 +16,7 @@ from ragen_jax.configs.experiments import (
 from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import stored_runs
-from ragen_jax.lab.statistics import ERROR, holm
+from ragen_jax.lab.statistics import ERROR, holm, p_text
 from ragen_jax.storage.atomic_io import atomic_write
 
 DECIDED = ("reproduced", "reversed")
@@ -63,8 +63,7 @@ def write_referee(report: Path, suffix: str = "") -> str:
         return f"**{v.verdict}**{' †' if survives else ''}"
 
     def p(key: tuple[str, int]) -> str:
-        value = adjusted.get(numbers[key])
-        return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+        return p_text(adjusted.get(numbers[key]))
 
     counts = {name: len(stored_runs(report, name, EXPERIMENTS[name], suffix)) for name in found}
     rows, missing = [], []

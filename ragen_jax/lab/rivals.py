@@ -36,7 +36,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.model_organism import HALF, QUARTER
-from ragen_jax.lab.statistics import in_words, p_value
+from ragen_jax.lab.statistics import in_words, p_text, p_value
 from ragen_jax.storage.writers import save_figure
 
 MI, VALID, GAP = "probe/mi_seq", "probe/valid_rate", "rollout/logp_gap"
@@ -126,8 +126,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for v in verdicts(experiment, runs):
-        p = "" if v.p is None else f"{v.p:.3f}"
-        lines.append(f"| {v.claim} | {v.source} | {v.figures} | {p} | **{v.verdict}** |")
+        lines.append(f"| {v.claim} | {v.source} | {v.figures} | {p_text(v.p)} | **{v.verdict}** |")
     if experiment.ladders:
         lines += ["", knee(experiment, runs)]
     lines += [

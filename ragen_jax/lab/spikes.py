@@ -40,7 +40,7 @@ from ragen_jax.lab.curves import (
     updates,
 )
 from ragen_jax.lab.model_organism import HALF
-from ragen_jax.lab.statistics import in_words, judge_count, p_value
+from ragen_jax.lab.statistics import in_words, judge_count, p_text, p_value
 from ragen_jax.storage.writers import save_figure
 
 PLAYED, MISPLACED, HEALTHY = "rollout/success", "tags/misplaced", "tags/healthy"
@@ -147,7 +147,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| claim | result | p | verdict |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {v.claim} | {v.figures} | {'' if v.p is None else f'{v.p:.3f}'} | **{v.verdict}** |"
+            f"| {v.claim} | {v.figures} | {p_text(v.p)} | **{v.verdict}** |"
             for v in verdicts(experiment, runs)
         ),
         "",

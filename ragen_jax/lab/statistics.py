@@ -27,6 +27,11 @@ def in_words(mean: float, half_width: float, *, digits: int = 3) -> str:
     return f"{mean:+.{digits}f} ± {half_width:.{digits}f} (95 % CI)"
 
 
+def p_text(p: float | None) -> str:
+    """Return a p-value for a table: "0.012", "< 0.001" if smaller; "" if nothing was tested."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _one_sided(distance: float, half_width: float, df: int, confidence: float) -> float:
     """Return P(Student's t > distance / standard error) for an interval with that half-width."""
     if math.isnan(distance) or math.isinf(half_width):

@@ -10,7 +10,7 @@ from ragen_jax.lab.pages import write_page
 
 pytestmark = pytest.mark.fast
 EXPERIMENT = EXPERIMENTS["asking"]
-COSTLY, FREE = "search cost 0.3", "free searches"
+STOPPED, COSTLY, FREE = "search cost 1", "search cost 0.3", "free searches"
 
 
 def run(success, questions, shown, use):
@@ -58,3 +58,32 @@ def test_runs_without_a_figure_are_left_out(tmp_path):
     text = write_page("asking", tmp_path / "asking.md", "run asking", EXPERIMENT, runs)
     assert text.count(f"| {FREE} | ") == 5
     assert (tmp_path / "asking.png").stat().st_size > 5000
+
+
+def test_agents_that_all_stop_asking_are_judged_by_the_held_out_problems(tmp_path):
+    """All runs lose the same: two questions and 0.8 of the facts, so that seeds have no spread."""
+    pytest.importorskip("matplotlib")
+    runs = world()
+    for seed in range(5):
+        rows = runs["SearchQA", STOPPED, seed] = run(0.0, 0.0, 0.0, None)
+        # After 20 steps the agent still saw all facts in some episodes, at the end in none.
+        rows.insert(1, rows[0] | {"step": 20, asking.USE: 0.9})
+        del rows[-1][asking.USE]
+    found = {v.claim: v for v in asking.verdicts(EXPERIMENT, runs)}
+    # 512 held-out problems, up to four questions: half-widths of Wilson's intervals at 0.5 and 0
+    z, n = 1.959964, 512
+    at_half = z * np.sqrt(0.25 / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    at_none = z**2 / (2 * n) / (1 + z**2 / n)
+    mean, half, _ = asking.change(EXPERIMENT, runs, STOPPED, "questions")
+    assert (mean, half) == (-2, pytest.approx(4 * np.hypot(at_half, at_none) / np.sqrt(5)))
+    questions = found[f"RL lowers the number of questions, `{STOPPED}`"]
+    assert questions.verdict == "reproduced" and 0 < questions.p < 1e-4
+    assert found[f"reward rises, `{STOPPED}`"].figures.startswith("+1.500 ± ")
+    assert found[f"RL lowers the use of observations, `{STOPPED}`"][2:] == (
+        "not testable",
+        asking.NO_USE,
+        None,
+    )
+    text = write_page("asking", tmp_path / "asking.md", "run asking", EXPERIMENT, runs)
+    assert text.count("| 0.60 -> none |") == 5
+    assert "< 0.001" in text and "0.000" not in text
