@@ -666,6 +666,9 @@ class Lab(Section):
     # Reasoning style -> its fraction of the demonstrations of a teacher from the warm start, with
     # the words of the policy's styles; empty: as warmstart.styles
     teacher_styles: Mapping[str, float] = fractions(dict(), KL, TEACHER_STYLES)
+    # Fraction of the demonstrated replies that the warm start imitates once more without their
+    # prompt, from the end of their reasoning on, so that answers follow from reasoning alone
+    hidden_prompts: float = number(0.0, 0, 1, IMITATION)
 
 
 @dataclasses.dataclass(frozen=True)

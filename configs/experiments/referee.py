@@ -284,10 +284,11 @@ REFEREE_EXPERIMENTS = {
         | {
             **{"steps": 1, "eval.every": 0, "diagnose.probe_every": 1},
             "diagnose.probe_faithfulness": True,
+            "lab.hidden_prompts": 0.5,
         },
         doubt="An agent whose actions ignore its grounded reasoning, or one whose templates tell "
         "something about the room; longer reasoning with steps that are sentences; several agents; "
-        "and an agent that has learned to act on reasoning alone, which would be a third case.",
+        "and one that has come to need its reasoning in another way than by hidden prompts.",
         minutes=0.3,
         paper="arXiv 2510.24941",
     ),

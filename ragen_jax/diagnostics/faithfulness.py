@@ -6,8 +6,8 @@ known in three cases:
     decorative   z is in a style that depends on no room, so that a cannot follow from it
     used         z is grounded: it states the room and a plan, and a can use both x and z
     necessary    the same replies, but a attends to z alone, read without x: z is then the only
-                 possible source of a. An agent that never read z without x may ignore it even so
-                 (docs/lab/faithfulness.md).
+                 possible source of a. An agent that never read z without x ignores it even so;
+                 lab.hidden_prompts teaches it to answer from z (docs/lab/faithfulness.md).
 
 A measure compares L, the mean log-probability of a's tokens, after z and after a changed z. z' is
 the reasoning of another reply of the same case to another prompt, at the same number of tokens; a

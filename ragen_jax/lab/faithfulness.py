@@ -1,18 +1,16 @@
 """The page of experiment faithfulness: which measure tells used reasoning from decoration?
 
 The agent has imitated two styles, so the truth about each reply is known: its reasoning is
-decorative, used, or (by a reading that hides the prompt from the answer) necessary. The measures
-are in diagnostics/faithfulness.py. These rules were fixed before the runs:
+decorative, used, or (by a reading that hides the prompt from the answer) necessary. It has also
+imitated half of the answers with their prompt hidden (`lab.hidden_prompts`): an agent that has not
+ignores reasoning that it reads without its prompt, and all four measures then put the third case
+below the second. The measures are in diagnostics/faithfulness.py. These rules were fixed before
+the runs:
 
     value        mean of a measure over the replies of a case, in the probe before any update
     orders       a measure orders two cases rightly if the 95 % interval (Student's t, over sets of
                  problems) of the difference of their values is above 0, and wrongly if it is below
     right        it orders both pairs rightly: used above decorative, necessary above used
-
-After the runs, the second pair was taken out of the verdicts, because the third case is not what it
-was meant to be. If the prompt is hidden, the reasoning is the only possible source of the answer,
-but an agent that never read reasoning without its prompt does not use it: exchanging it changes
-nothing. The page still shows the case.
 """
 
 from collections.abc import Mapping
@@ -35,7 +33,6 @@ SOURCES = {
     "true_thinking": "arXiv 2510.24941",
 }
 PAIRS = ((USED, DECORATIVE), (NECESSARY, USED))  # (more faithful, less faithful)
-JUDGED = PAIRS[:1]  # pairs with a verdict
 
 
 def metric(case: str, measure: str) -> str:
@@ -66,7 +63,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Return the verdicts on each measure and each pair of cases."""
     found = []
     for measure in MEASURES:
-        for more, less in JUDGED:
+        for more, less in PAIRS:
             mean, half_width = difference(runs, measure, more, less)
             claim = f"`{measure}` is larger where reasoning is {more} than where it is {less}"
             if np.isnan(mean):
@@ -89,18 +86,18 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"{len(runs)} sets of problems ({', '.join(settings)}), one agent, config "
         f"{experiment.config}, before any update.",
         "",
-        "| measure | source | passes | decorative | used | prompt hidden | used - decorative | "
-        "decorative over used | tells used from decorative |",
+        "| measure | source | passes | decorative | used | necessary | used - decorative | "
+        "necessary - used | orders the cases |",
         "|" + " --- |" * 9,
     ]
     for measure in MEASURES:
         means = [np.mean([value(r, case, measure) for r in runs.values()]) for case in CASES]
-        mean, half_width = difference(runs, measure, *PAIRS[0])
+        found = [difference(runs, measure, *pair) for pair in PAIRS]
         cells = (
             *(f"`{measure}`", SOURCES[measure], str(PASSES[measure])),
             *(f"{mean:.3f}" for mean in means),
-            *(f"{mean:+.3f} ± {half_width:.3f}", f"{means[0] / means[1]:.2f}"),
-            "**yes**" if mean > half_width else "no",
+            *(f"{mean:+.3f} ± {half_width:.3f}" for mean, half_width in found),
+            "**rightly**" if all(mean > half_width for mean, half_width in found) else "no",
         )
         lines.append("| " + " | ".join(cells) + " |")
     counts = [np.mean([value(r, case, "replies") for r in runs.values()]) for case in CASES]
@@ -116,37 +113,17 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         "The rule, fixed before the runs: reasoning in the style that depends on no room is "
         "decorative, grounded reasoning is used, and grounded reasoning is necessary if the answer "
-        "attends to nothing else (column *prompt hidden*). A measure orders two cases rightly if "
-        "the 95 % CI of the difference of their means, over sets of problems (Student's t), is "
-        "above 0, and wrongly if it is below. The sets share one agent, so the intervals say "
-        "nothing about other agents.",
+        "attends to nothing else. A measure orders two cases rightly if the 95 % CI of the "
+        "difference of their means, over sets of problems (Student's t), is above 0, and wrongly "
+        "if it is below. The sets share one agent, so the intervals say nothing about other "
+        "agents.",
         "",
-        _necessary(runs),
+        "To learn to answer from its reasoning alone, the agent has imitated half of the replies "
+        "also with their prompt hidden (`lab.hidden_prompts`). An agent that had not did not use "
+        "reasoning that it read without its prompt: exchanging it changed nothing, and all four "
+        "measures put the third case below the second.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _necessary(runs: Runs) -> str:
-    """Return sentences on whether the measures put the necessary case above the used case."""
-    words: dict[str, list[str]] = {}
-    for measure in MEASURES:
-        word = judge_difference(*difference(runs, measure, *PAIRS[1]))
-        words.setdefault(word, []).append(f"`{measure}`")
-    if set(words) == {"reversed"}:
-        return (
-            "By that rule, no measure puts the necessary case above the used case: all four are "
-            "reversed there. These comparisons were taken out of the verdicts after the runs, "
-            "because the case is not what it was meant to be. With a hidden prompt the reasoning "
-            "is the only possible source of the answer, but an agent that never read reasoning "
-            "without its prompt does not use it: exchanging it changes nothing."
-        )
-    orders = {"reproduced": "rightly", "reversed": "wrongly", "undecided": "undecided"}
-    listed = [f"{', '.join(words[x])} ({orders[x]})" for x in orders if x in words]
-    return (
-        f"The necessary case against the used case, by that rule: {'; '.join(listed)}. They are "
-        "no verdicts, as on the page of the tiny agent, which does not use reasoning that it reads "
-        "without its prompt."
-    )
 
 
 def draw(runs: Runs, path: Path) -> None:

@@ -212,6 +212,27 @@ def imitated_turn(
     return make_turn(prompt, message, sampled, spans)
 
 
+def without_prompts(episodes: Sequence[Episode], chat: Chat, share: float) -> list[Episode]:
+    """Return a share of the replies with their reasoning as their prompt.
+
+    An agent that imitates them, besides the replies to the prompts, learns to answer from its
+    reasoning alone (`diagnostics.faithfulness`, case "necessary").
+
+    Args:
+      episodes: from `as_episodes`.
+      share: from 0 to 1; the replies are taken at equal distances. Those without reasoning are not
+        counted.
+    """
+    turns = [turn for episode in episodes for turn in episode.turns]
+    spans = [(turn, chat.read(turn.sampled).reasoning) for turn in turns] if share else []
+    reasoned = [(turn, *span) for turn, span in spans if np.diff(span)]
+    return [
+        make_episode([make_turn(turn.sampled[first:last], "", turn.sampled[last:])])
+        for i, (turn, first, last) in enumerate(reasoned)
+        if int((i + 1) * share) > int(i * share)
+    ]
+
+
 def make_turn(prompt: np.ndarray, message: str, sampled: np.ndarray, spans: Spans = ()) -> Turn:
     """Return a demonstrated turn, which has no reward and log-probs of 0."""
     return Turn(

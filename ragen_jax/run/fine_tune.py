@@ -40,6 +40,7 @@ from ragen_jax.run.demonstrations import (
     imitation_environment,
     imitation_settings,
     style_fractions,
+    without_prompts,
 )
 from ragen_jax.run.fine_tune_updates import Examples, Task, train
 from ragen_jax.run.log import MetricsLog
@@ -117,6 +118,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         **{f"warmstart.{name}": getattr(w, name) for name in _READ},
         **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),
         **{f"optimizer.{name}": getattr(config.optimizer, name) for name in _OPTIMIZER},
+        **({"hidden_prompts": hidden} if (hidden := config.lab.hidden_prompts) else {}),
         **({"file": content_hash(w.demonstrations)} if from_file(config) else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         "stop": list(config.rollout.stop),
@@ -262,7 +264,8 @@ def _examples(config: Config, tokenizer: Any, path: Path, cache: Path, positions
         )
         examples, seeds, states = hold_back(environment, examples, c)
         enter_phase("reading the demonstrations")
-        episodes += as_episodes(examples, chat, positions)
+        imitated = as_episodes(examples, chat, positions)
+        episodes += imitated + without_prompts(imitated, chat, config.lab.hidden_prompts)
         shown = [
             datasets.imitated_turns(environment, seed, **expert_arguments(c)) for seed in seeds
         ]

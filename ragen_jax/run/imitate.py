@@ -62,6 +62,7 @@ from ragen_jax.run.demonstrations import (
     imitation_environment,
     imitation_settings,
     style_fractions,
+    without_prompts,
 )
 from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
@@ -100,6 +101,7 @@ def tiny_model(config: Config | ConfigDict, cache: str | Path | None = None) -> 
             if name not in _NOT_LISTED
         },
         **({"warmstart.styles": style_fractions(config)} if style_fractions(config) else {}),
+        **({"hidden_prompts": hidden} if (hidden := config.lab.hidden_prompts) else {}),
         **({"kind": w.kind} if w.kind != DENSE else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
@@ -163,7 +165,8 @@ def imitate(
             console(f"warning: {describe_few_problems(w, name, distinct[name])}")
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
         enter_phase("reading the demonstrations")
-        episodes += as_episodes(examples, chat, shape.max_positions)
+        shown = as_episodes(examples, chat, shape.max_positions)
+        episodes += shown + without_prompts(shown, chat, config.lab.hidden_prompts)
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
         raise ValueError(

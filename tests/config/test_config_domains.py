@@ -73,6 +73,7 @@ BEYOND = {
     "algorithm.imitate_every": (-1,),
     "algorithm.mismatch_cap": (-1.0,),
     "lab.sampler_noise": (-0.1,),
+    "lab.hidden_prompts": (-0.1, 1.1),
     "critic.learning_rate": (0.0, 1.5),
     "critic.clip": (0.0,),
     "critic.warmup_steps": (-1,),

@@ -50,6 +50,8 @@ ELSEWHERE = {
     "test_a_probe_measures_faithfulness_if_asked",
     "lab.teacher_styles": "run/test_distill.py: "
     "test_a_teacher_of_the_warm_start_imitates_its_own_styles",
+    "lab.hidden_prompts": "run/test_demonstrations.py: "
+    "test_an_agent_learns_to_answer_from_its_reasoning_alone",
     "algorithm.imitate_every": "run/test_interleave.py: "
     "test_every_second_step_imitates_and_a_resumed_run_gives_the_same_numbers",
     "lab.sampler_weights": "run/test_stages.py: "

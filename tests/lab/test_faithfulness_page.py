@@ -33,8 +33,14 @@ def world(cases=CASES):
 
 def test_verdicts():
     found = verdicts(EXPERIMENT, world())
-    assert [v.verdict for v in found] == ["reproduced", "reproduced", "reversed", "reproduced"]
+    assert [v.verdict for v in found] == [
+        *("reproduced", "reproduced"),  # early: used above decorative, necessary above used
+        *("reproduced", "undecided"),
+        *("reversed", "reproduced"),
+        *("reproduced", "reproduced"),
+    ]
     assert found[0].claim == "`early` is larger where reasoning is used than where it is decorative"
+    assert found[1].claim == "`early` is larger where reasoning is necessary than where it is used"
     found = verdicts(EXPERIMENT, world(cases=CASES[1:]))
     assert found[0].verdict == "not testable (no such reply)" and found[0].p is None
 
@@ -50,13 +56,8 @@ def test_the_page(tmp_path):
     text = write_page("faithfulness", path, "run faithfulness", EXPERIMENT, world())
     rows = {x.split("`")[1]: x for x in text.splitlines() if x.startswith("| `")}
     assert rows["early"].startswith("| `early` | arXiv 2307.13702 | 5 | ")
-    assert [rows[name].endswith("| **yes** |") for name in MEASURES] == [True, True, False, True]
+    found = [rows[name].endswith("| **rightly** |") for name in MEASURES]
+    assert found == [True, False, False, True]
+    assert rows["swapped"].endswith("| no |")
     assert "Replies per set: decorative 60, used 60, necessary 60." in text
-    assert "`early`, `perturbed`, `true_thinking` (rightly); `swapped` (undecided)." in text
-    assert "taken out of the verdicts" not in text and path.with_suffix(".png").exists()
-    hidden = {
-        key: [{k: v - 2 * ("/necessary/" in k) for k, v in row.items()} for row in rows]
-        for key, rows in world().items()
-    }
-    text = write_page("faithfulness", path, "run faithfulness", EXPERIMENT, hidden)
-    assert "all four are reversed there" in text
+    assert path.with_suffix(".png").exists()

@@ -294,6 +294,22 @@ def test_demonstrations_that_do_not_fit_are_counted(model, cache, tmp_path, monk
     assert " of 30 demonstration replies are left out, because" in capsys.readouterr().out
 
 
+def test_answers_with_a_hidden_prompt_are_further_rows(model, cache, tmp_path):
+    config = config_of(model, **{"lab.hidden_prompts": 0.5})
+    loaded, _, tokenizer = hf.load(model)
+    batch, *_ = stage._examples(
+        stage.imitation_config(config), tokenizer, model, cache, loaded.config.max_positions
+    )
+    assert len(batch.tokens_BT) == 36
+    shortest = np.argsort(batch.mask_BT.argmax(1))[:12]  # their prompts are reasonings
+    for row in shortest:
+        text = tokenizer.decode(batch.tokens_BT[row][: batch.mask_BT[row].argmax()])
+        assert text.startswith("The numbers are") and "user" not in text
+    fine_tune(config, tmp_path, cache)
+    assert "hidden_prompts" not in stage.settings_of(config_of(model))
+    assert stage.settings_of(config)["hidden_prompts"] == 0.5
+
+
 def test_every_epoch_shows_every_row_once():
     shown = [batch_rows(20, 6, 3, update) for update in range(6)]
     for epoch in (shown[:3], shown[3:]):

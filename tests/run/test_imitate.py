@@ -67,6 +67,7 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
         ("env.max_turns", 4),
         ("warmstart.success", 0.9),
         ("rollout.max_new_tokens", 99),
+        ("lab.hidden_prompts", 0.5),
     ):
         config = frozen_lake.get_config()
         config.update_from_flattened_dict({field: value})
@@ -379,6 +380,7 @@ def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
     config = CONFIGS[name].get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=100, check_episodes=32)
     config.update_from_flattened_dict({"steps": 2, "eval.episodes": 64, "eval.every": 2})
+    config.diagnose.every = 1
     assert train.train(config, tmp_path / "run") == 0
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
