@@ -13,7 +13,7 @@ These rules were fixed before the runs:
                  success is below 0 (only in experiments whose treatments are doses)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +98,20 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     return found
 
 
+def lost_runs(arm: Sequence[Rows], lost: Sequence[bool], name: str, bound: float) -> str:
+    """Return the number of lost runs, and when: "2 at step 7.5".
+
+    Args:
+      bound: fraction of its first value below which the metric `name` is lost. The step is the
+        median over the lost runs of the first step with such a value.
+    """
+    steps = []
+    for rows in (rows for rows, is_lost in zip(arm, lost, strict=True) if is_lost):
+        at, values = curve(rows, name)
+        steps.append(at[values < bound * values[0]][0])
+    return f"{len(steps)} at step {np.median(steps):g}" if steps else "0"
+
+
 def knee(experiment: Experiment, runs: Runs) -> str:
     """Return a sentence with the knee of each ladder of doses; "" without doses."""
     settings, treatments, _ = factors(runs)
@@ -137,7 +151,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         f"Means over seeds; differences to {treatments[-1]}, paired by seed (95 % CI). Groups with "
         "gradient: mean of `collect/informative_ratio`. Gap: largest difference of a log-prob "
-        "between sampler and update, mean over steps, in nats. Lost: number of runs.",
+        "between sampler and update, mean over steps, in nats. Lost: number of runs, and the "
+        "median step of the first evaluation, or probe, below the bound.",
         "",
         "| setting | treatment | updates | success | difference | information kept | difference | "
         "H(Z\\|X) | valid | groups with gradient | gap | success lost | information lost |",
@@ -159,7 +174,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
                 cells.append(f"{values.mean():.2g}" if len(values) else "")
             before = [curve(rows, SUCCESS)[1][0] for rows in arm]
             lost = [success(rows) < QUARTER * x for rows, x in zip(arm, before, strict=True)]
-            cells += [str(sum(lost)), str(sum(kept(rows) < HALF for rows in arm))]
+            cells.append(lost_runs(arm, lost, SUCCESS, QUARTER))
+            cells.append(lost_runs(arm, [kept(rows) < HALF for rows in arm], MI, HALF))
             lines.append("| " + " | ".join(cells) + " |")
     lines += [
         "",

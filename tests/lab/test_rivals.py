@@ -57,6 +57,14 @@ def test_what_is_measured_by_hand():
     assert rivals.success(rows) == 0.5 and rivals.kept(rows) == 0.25
 
 
+def test_the_step_of_a_loss_is_the_median_over_the_lost_runs():
+    slow, fast, kept = run(0.2, 1.0), run(0.2, 1.0), run(0.4, 1.0)
+    slow[10][SUCCESS] = 0.31  # not yet below three quarters of 0.4
+    arm, lost = [slow, fast, kept], [True, True, False]
+    assert rivals.lost_runs(arm, lost, SUCCESS, 0.75) == "2 at step 15"
+    assert rivals.lost_runs(arm, [False] * 3, SUCCESS, 0.75) == "0"
+
+
 def test_verdicts():
     found = verdicts(EXPERIMENT, world())
     words = ["reproduced", "undecided", "reproduced", "reproduced", "not testable (identical runs)"]
@@ -85,7 +93,9 @@ def test_the_page(tmp_path):
     text = write_page("mismatch", tmp_path / "mismatch.md", "run mismatch", complete, world())
     assert "Not run yet" not in text
     row = next(line for line in text.splitlines() if line.startswith("| s | large |"))
-    assert row.startswith("| s | large | 80 | 0.2") and row.endswith("| 0.75 | 0.5 | 5 | 5 |")
+    assert row.startswith("| s | large | 80 | 0.2") and row.endswith(
+        "| 0.75 | 0.5 | 5 at step 10 | 5 at step 20 |"
+    )
     assert "| s | exact | 80 | 0.4" in text and (tmp_path / "mismatch.png").exists()
 
 
