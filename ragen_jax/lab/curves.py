@@ -203,11 +203,14 @@ def draw_ranking(
 
 
 def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Write each name next to its point, so that it overlaps no other name or point if possible."""
+    """Write each name next to its point, if possible within the frame and over no other name or
+    point."""
     size, gap = 7, 4  # height of a letter, distance of a name from its point; in points (1/72 inch)
     fig.draw_without_rendering()  # fixes the scales
     to_points = axis.transData + fig.dpi_scale_trans.inverted()
     at = {name: to_points.transform(xy) * 72 for name, xy in points.items()}
+    frame = axis.get_window_extent().transformed(fig.dpi_scale_trans.inverted())
+    left, right = 72 * frame.x0, 72 * frame.x1
     taken = [
         (x - 2, y - 2, x + 2, y + 2) for x, y in at.values()
     ]  # boxes: left, bottom, right, top
@@ -219,8 +222,9 @@ def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, 
             for dx in (gap, -gap - width)
         ]
         boxes = [(x + dx, y + dy, x + dx + width, y + dy + size) for dx, dy in places]
-        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
-        box = (free or boxes)[0]
+        within = [box for box in boxes if box[0] > left and box[2] < right] or boxes
+        free = [box for box in within if not any(_overlap(box, other) for other in taken)]
+        box = (free or within)[0]
         taken.append(box)
         axis.annotate(
             name,

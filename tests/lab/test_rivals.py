@@ -8,7 +8,7 @@ import pytest
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
 from ragen_jax.lab import rivals
-from ragen_jax.lab.curves import SUCCESS
+from ragen_jax.lab.curves import SUCCESS, label_points
 from ragen_jax.lab.pages import write_page
 from ragen_jax.lab.rivals import MI, VALID, knee, verdicts
 
@@ -106,3 +106,16 @@ def test_every_claim_names_arms_of_its_experiment(name):
         assert claim.treatment in experiment.treatments and claim.figure in rivals.MEASURES
         assert claim.reference in ("", *experiment.treatments)
     assert {x for ladder in experiment.ladders for x in ladder} <= set(experiment.treatments)
+
+
+def test_a_name_stays_within_the_frame():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    fig, axis = plt.subplots()
+    points = {"a treatment with a long name": (1.0, 0.5), "another": (0.0, 0.5)}
+    axis.plot(*np.transpose(list(points.values())), "o")
+    label_points(fig, axis, points)
+    frame = axis.get_window_extent()
+    for text in axis.texts:
+        box = text.get_window_extent()
+        assert frame.x0 < box.x0 < box.x1 < frame.x1, text.get_text()
+    plt.close(fig)
