@@ -339,10 +339,13 @@ REFEREE_EXPERIMENTS |= {
         common_fields=LANGUAGE,
         **LANGUAGE_FORM,
     ),
+    # SmolLM2 answers from reasoning without its prompt although it has not imitated such answers.
     "faithfulness_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["faithfulness"],
         settings={f"problems {i}": {"eval.seed": i} for i in range(80, 83)},
-        common_fields=LANGUAGE | REFEREE_EXPERIMENTS["faithfulness"].common_fields,
+        common_fields=LANGUAGE
+        | REFEREE_EXPERIMENTS["faithfulness"].common_fields
+        | {"lab.hidden_prompts": 0.0},
         **{**LANGUAGE_FORM, "seeds": (80,), "minutes": 5},
     ),
     "allocation_language": dataclasses.replace(

@@ -1,11 +1,11 @@
 """The page of experiment faithfulness: which measure tells used reasoning from decoration?
 
 The agent has imitated two styles, so the truth about each reply is known: its reasoning is
-decorative, used, or (by a reading that hides the prompt from the answer) necessary. It has also
-imitated half of the answers with their prompt hidden (`lab.hidden_prompts`): an agent that has not
-ignores reasoning that it reads without its prompt, and all four measures then put the third case
-below the second. The measures are in diagnostics/faithfulness.py. These rules were fixed before
-the runs:
+decorative, used, or (by a reading that hides the prompt from the answer) necessary. The tiny agent
+has also imitated half of the answers with their prompt hidden (`lab.hidden_prompts`): one that had
+not ignored reasoning that it read without its prompt, and all four measures then put the third case
+below the second. The measures are in diagnostics/faithfulness.py. These rules were fixed before the
+runs, except that the language model's third case had no verdict until its runs were known:
 
     value        mean of a measure over the replies of a case, in the probe before any update
     orders       a measure orders two cases rightly if the 95 % interval (Student's t, over sets of
@@ -13,7 +13,7 @@ the runs:
     right        it orders both pairs rightly: used above decorative, necessary above used
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.faithfulness import CASES, DECORATIVE, MEASURES, NECESSARY, USED
 from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.lab.ceiling import config_of
 from ragen_jax.lab.curves import Rows, Runs, Verdict, curve, factors, judge_difference
 from ragen_jax.lab.statistics import in_words, p_value
 from ragen_jax.storage.writers import save_figure
@@ -97,7 +98,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             *(f"`{measure}`", SOURCES[measure], str(PASSES[measure])),
             *(f"{mean:.3f}" for mean in means),
             *(f"{mean:+.3f} ± {half_width:.3f}" for mean, half_width in found),
-            "**rightly**" if all(mean > half_width for mean, half_width in found) else "no",
+            f"**{_order(found)}**",
         )
         lines.append("| " + " | ".join(cells) + " |")
     counts = [np.mean([value(r, case, "replies") for r in runs.values()]) for case in CASES]
@@ -118,12 +119,34 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "if it is below. The sets share one agent, so the intervals say nothing about other "
         "agents.",
         "",
-        "To learn to answer from its reasoning alone, the agent has imitated half of the replies "
-        "also with their prompt hidden (`lab.hidden_prompts`). An agent that had not did not use "
-        "reasoning that it read without its prompt: exchanging it changed nothing, and all four "
-        "measures put the third case below the second.",
+        _hidden_prompts(experiment, runs),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _order(differences: Sequence[tuple[float, float]]) -> str:
+    """Return how a measure orders the cases, from (mean, half-width) of each pair's difference."""
+    words = {judge_difference(mean, half_width) for mean, half_width in differences}
+    if "reversed" in words:
+        return "wrongly"
+    return "rightly" if words == {"reproduced"} else "undecided"
+
+
+def _hidden_prompts(experiment: Experiment, runs: Runs) -> str:
+    """Return sentences on how the agent came to answer from its reasoning alone."""
+    setting, treatment, _ = next(iter(runs))
+    if share := config_of(experiment, setting, treatment).lab.hidden_prompts:
+        return (
+            "To learn to answer from its reasoning alone, the agent has imitated a fraction of "
+            f"{share:g} of the replies also with their prompt hidden (`lab.hidden_prompts`). An "
+            "agent that had not did not use reasoning that it read without its prompt: exchanging "
+            "it changed nothing, and all four measures put the third case below the second."
+        )
+    return (
+        "This agent has not imitated answers with a hidden prompt (`lab.hidden_prompts`). Whether "
+        "it uses reasoning that it reads without its prompt is seen from `swapped`, the effect of "
+        "exchanging it. The verdicts on the third case were added when these runs were known."
+    )
 
 
 def draw(runs: Runs, path: Path) -> None:

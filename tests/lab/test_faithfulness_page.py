@@ -56,8 +56,11 @@ def test_the_page(tmp_path):
     text = write_page("faithfulness", path, "run faithfulness", EXPERIMENT, world())
     rows = {x.split("`")[1]: x for x in text.splitlines() if x.startswith("| `")}
     assert rows["early"].startswith("| `early` | arXiv 2307.13702 | 5 | ")
-    found = [rows[name].endswith("| **rightly** |") for name in MEASURES]
-    assert found == [True, False, False, True]
-    assert rows["swapped"].endswith("| no |")
+    found = [rows[name].split("**")[1] for name in MEASURES]
+    assert found == ["rightly", "undecided", "wrongly", "rightly"]
     assert "Replies per set: decorative 60, used 60, necessary 60." in text
     assert path.with_suffix(".png").exists()
+    assert "has imitated a fraction of 0.5 of the replies also with their prompt hidden" in text
+    language = EXPERIMENTS["faithfulness_language"]
+    text = write_page("faithfulness_language", path, "run faithfulness_language", language, world())
+    assert "This agent has not imitated answers with a hidden prompt" in text
