@@ -366,7 +366,10 @@ REFEREE_EXPERIMENTS |= {
     # words, but its success fell from 0.97 to 0.59 only.
     "spikes_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["spikes"],
-        settings={"entropy 0.1": {"algorithm.entropy_coef": 0.1, "reward.overlong_buffer": 0}},
+        settings={
+            f"entropy {entropy}": {"algorithm.entropy_coef": entropy, "reward.overlong_buffer": 0}
+            for entropy in (0.05, 0.1)
+        },
         common_fields=LANGUAGE
         | {
             **{"steps": 20, "eval.every": 10, "diagnose.tags_every": 1},
