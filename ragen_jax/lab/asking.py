@@ -178,9 +178,11 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "The rule, fixed before the runs: a claim is about the change of a figure from the "
         "evaluation before any update to the last, on the same held-out questions; it is "
         "reproduced if the 95 % CI over seeds (Student's t) is on the claimed side of 0, and "
-        "reversed if it is on the other side. `diagnostics/asking.py` defines the figures. Where "
-        "searches cost reward, the agent has a reason to stop: it is an organism whose loss of "
-        "observations is known, and says whether the figures see it.",
+        "reversed if it is on the other side. If all runs change by the same amount, the interval "
+        "is that of the held-out questions instead. `diagnostics/asking.py` defines the figures. "
+        "Where searches cost reward, the agent has a reason to stop: it is an organism whose loss "
+        "of observations is known, and says whether the figures see it. A step in which all "
+        "episodes of each group have the same reward makes no update.",
     ]
     return "\n".join(lines) + "\n"
 
