@@ -392,7 +392,7 @@ REFEREE_EXPERIMENTS |= {
             **{"steps": 20, "eval.every": 10, "eval.episodes": 128, "diagnose.probe_every": 0},
             "warmstart.options": {"search_cost": 0.0},
         },
-        **{**LANGUAGE_FORM, "config": "search_qa:smollm2-135m", "minutes": 25},
+        **{**LANGUAGE_FORM, "config": "search_qa:smollm2-135m", "minutes": 25, "cores": 1},
     ),
     "signals_language": dataclasses.replace(
         REFEREE_EXPERIMENTS["signals"],
