@@ -243,12 +243,14 @@ def _examples(config: Config, tokenizer: Any, path: Path, cache: Path, positions
       ValueError: there are fewer rows than warmstart.batch, or none can be used.
     """
     w, episodes, others, tasks = config.warmstart, [], [], {}
+    hidden = config.lab.hidden_prompts
     if from_file(config):
         environment = imitation_environment(config)
         chat = build_chat(config, tokenizer, environment, hf.stop_ids(path))
         episodes, others = chat_files.hold_back_conversations(
             chat_files.read_episodes(w.demonstrations, chat, positions), w.check_episodes
         )
+        episodes += without_prompts(episodes, chat, hidden)
     for name, c in per_task_configs(config).items():
         environment = imitation_environment(c)
         chat = build_chat(c, tokenizer, environment, hf.stop_ids(path))
@@ -265,7 +267,7 @@ def _examples(config: Config, tokenizer: Any, path: Path, cache: Path, positions
         examples, seeds, states = hold_back(environment, examples, c)
         enter_phase("reading the demonstrations")
         imitated = as_episodes(examples, chat, positions)
-        episodes += imitated + without_prompts(imitated, chat, config.lab.hidden_prompts)
+        episodes += imitated + without_prompts(imitated, chat, hidden)
         shown = [
             datasets.imitated_turns(environment, seed, **expert_arguments(c)) for seed in seeds
         ]

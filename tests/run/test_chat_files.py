@@ -11,6 +11,7 @@ from ragen_jax.config.load import load_config
 from ragen_jax.configs import countdown
 from ragen_jax.model import hf, qwen
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.run import fine_tune as stage
 from ragen_jax.run.chat_files import Unusable, parse_conversation, read_episodes
 from ragen_jax.run.fine_tune import fine_tune, settings_of
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -165,3 +166,20 @@ def test_a_model_imitates_a_file(model, tmp_path, kind):
     same = settings_of(config)
     file.write_bytes(file.read_bytes() + b"\n" * (kind == "jsonl"))
     assert (settings_of(config) != same) == (kind == "jsonl")
+
+
+@pytest.mark.medium
+def test_answers_of_a_file_are_imitated_with_their_prompt_hidden(model, tmp_path):
+    rows = [{"messages": say(f"{n}?", f"<think>{n}</think>yes")} for n in range(40)]
+    file = write(tmp_path / "rows.jsonl", rows)
+    fields = {"warmstart.fine_tune": True, "warmstart.demonstrations": str(file)}
+    fields |= {"warmstart.check_episodes": 2, "warmstart.batch": 8, "lab.hidden_prompts": 0.5}
+    config = config_of(model, **fields)
+    batch, *_ = stage._examples(config, TOKENIZER, model, tmp_path / "cache", 256)
+    texts = [
+        TOKENIZER.decode(row[:first])
+        for row, first in zip(batch.tokens_BT, batch.mask_BT.argmax(1), strict=True)
+    ]
+    hidden = {text for text in texts if "?" not in text}
+    assert len(texts) == 38 + 19
+    assert hidden == {str(n) for n in range(1, 38, 2)}
