@@ -51,7 +51,7 @@ def test_a_folder_without_rows_is_refused(tmp_path):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("page, count", [(verdicts, 59), (referee.verdicts, 91)])
+@pytest.mark.parametrize("page, count", [(verdicts, 59), (referee.verdicts, 118)])
 def test_every_verdict_is_one_of_the_words_and_agrees_with_its_p(page, count):
     found = [v for of_page in page(DOCS).values() for v in of_page or ()]
     for v in found:
