@@ -18,6 +18,7 @@ certainty: the interval is then that of the held-out problems.
 
 import math
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -200,7 +201,7 @@ def draw(runs: Runs, path: Path) -> None:
     }
     fig, axes = plt.subplots(1, len(figures), figsize=(13, 3), layout="constrained")
     for axis, (title, name) in zip(axes, figures.items(), strict=True):
-        for color, treatment in zip(COLORS, treatments, strict=False):
+        for color, treatment in zip(cycle(COLORS), treatments, strict=False):
             for (_, of_run, seed), rows in runs.items():
                 if of_run == treatment:
                     label = treatment if seed == seeds[0] else None

@@ -4,6 +4,7 @@ Metrics of every step are smoothed over `WINDOW` steps, since a step has few pro
 """
 
 import statistics
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -321,7 +322,7 @@ def draw(runs: Runs, path: Path) -> None:
     for row, setting in enumerate(settings):
         for column, (title, name) in enumerate(figures.items()):
             axis = axes[row, column]
-            for color, treatment in zip(("tab:blue", "tab:red"), treatments, strict=False):
+            for color, treatment in zip(cycle(("tab:blue", "tab:red")), treatments, strict=False):
                 curves = [
                     (curve if name == SUCCESS else smoothed)(rows, name)
                     for key, rows in runs.items()

@@ -13,6 +13,7 @@ These rules were fixed before the runs:
 Arms are compared by seed, after equal numbers of updates.
 """
 
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -236,7 +237,9 @@ def draw(runs: Runs, path: Path) -> None:
     _, treatments, _ = factors(runs)
     fig, axes = plt.subplots(1, len(figures), figsize=(15, 3), layout="constrained")
     for axis, (title, name) in zip(axes, figures.items(), strict=True):
-        for color, treatment in zip(("tab:blue", "tab:green", "tab:red"), treatments, strict=False):
+        for color, treatment in zip(
+            cycle(("tab:blue", "tab:green", "tab:red")), treatments, strict=False
+        ):
             curves = [curve(rows, name) for key, rows in runs.items() if key[1] == treatment]
             for steps, values in curves:
                 axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)

@@ -17,6 +17,7 @@ alone, paired by seed (Student's t). Other metrics that rise before the loss are
 comparison: a metric that only says that something changes would rise as well.
 """
 
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -246,7 +247,7 @@ def draw(runs: Runs, path: Path) -> None:
     )
     for line, setting in zip(axes, settings, strict=True):
         for axis, (title, name) in zip(line, figures.items(), strict=True):
-            for color, treatment in zip(colors, treatments, strict=False):
+            for color, treatment in zip(cycle(colors), treatments, strict=False):
                 for key, rows in runs.items():
                     if key[:2] == (setting, treatment):
                         label = treatment if key[2] == factors(runs)[2][0] else None
